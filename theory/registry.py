@@ -1,0 +1,84 @@
+"""Topologies by name: one file under `theory/topologies/`, one `@register` line, and every sweep finds it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, TypeVar
+
+from dissensus.theory.errors import MixingError, nearest
+from dissensus.theory.topology import Topology
+
+Builder = TypeVar("Builder", bound=Callable[..., Topology])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered topology: its builder `(n, **parameters) -> Topology` and what it says of itself."""
+
+    name: str
+    build: Callable[..., Topology]
+
+    @property
+    def summary(self) -> str:
+        """The first line of the builder's docstring."""
+        return (inspect.getdoc(self.build) or "").split("\n", 1)[0]
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The keyword parameters beside n."""
+        return {k: p for k, p in inspect.signature(self.build).parameters.items() if k != "n"}
+
+
+_entries: dict[str, Entry] = {}
+
+
+def register(name: str) -> Callable[[Builder], Builder]:
+    """Registers a builder under its public name (dashes; underscores are accepted everywhere)."""
+
+    def add(build: Builder) -> Builder:
+        if name in _entries:
+            raise MixingError(f"topology {name!r} is registered twice")
+        _entries[name] = Entry(name, build)
+        return build
+
+    return add
+
+
+@cache
+def _discover() -> None:
+    package = importlib.import_module("dissensus.theory.topologies")
+    for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
+        importlib.import_module(f"dissensus.theory.topologies.{module}")
+
+
+def topologies() -> Mapping[str, Entry]:
+    """Every registered topology by name."""
+    _discover()
+    return dict(sorted(_entries.items()))
+
+
+def entry(name: str) -> Entry:
+    """The registered topology of that name, or an error with the nearest name."""
+    known, wanted = topologies(), name.replace("_", "-")
+    if wanted not in known:
+        raise MixingError(f"unknown topology {name!r}{nearest(wanted, known)}")
+    return known[wanted]
+
+
+def topology(name: str, n: int, **parameters: Any) -> Topology:
+    """Builds a topology by name: `topology("ring", 16)`, `topology("aer", 32, workers_per_node=4)`."""
+    found = entry(name)
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise MixingError(f"topology {found.name!r}: n must be a whole number, got {n!r}")
+    if n < 1:
+        raise MixingError(f"topology {found.name!r}: n must be at least 1, got {n}")
+    for key in parameters:
+        if key not in found.parameters:
+            raise MixingError(f"topology {found.name!r} has no parameter {key!r}{nearest(key, found.parameters)}")
+    built = found.build(n, **parameters)
+    return replace(built, name=found.name, parameters={**parameters, **built.parameters})
