@@ -62,7 +62,7 @@ class Topology:
     workers_per_node: int = 1
     """Worker i lives on machine i // workers_per_node; only the count of messages depends on it."""
     may_disconnect: bool = False
-    """Whether workers that never hear of each other over a period are meant (gamma = 0, experiments with partitions)."""
+    """Whether workers that never hear of each other over a period are meant (gamma = 0, partitions)."""
 
     def __post_init__(self) -> None:
         if (self.draw is None) == (len(self.rounds) == 0):
@@ -164,7 +164,9 @@ def from_matrices(
             raise MixingError(f"round {t}: {error}") from None
     if not rounds:
         raise MixingError("a topology needs at least one matrix, got an empty list")
-    return Topology(name, rounds[0].size, tuple(rounds), workers_per_node=workers_per_node, may_disconnect=may_disconnect)
+    return Topology(
+        name, rounds[0].size, tuple(rounds), workers_per_node=workers_per_node, may_disconnect=may_disconnect
+    )
 
 
 def from_function(
@@ -198,8 +200,8 @@ def _check_connected(topology: Topology) -> None:
         )
     other = int(np.flatnonzero(label != label[0])[0])
     raise MixingError(
-        f"topology {topology.name!r} is disconnected over its period of {topology.period}: the workers fall into {count} "
-        f"groups without a path both ways (worker 0 and worker {other} are in different ones)"
+        f"topology {topology.name!r} is disconnected over its period of {topology.period}: the workers fall into "
+        f"{count} groups without a path both ways (worker 0 and worker {other} are in different ones)"
     )
 
 

@@ -1,0 +1,155 @@
+r"""The language in which an algorithm is written: one step is a generator that yields where something travels.
+
+An algorithm is written once, as the recursion of its paper on *stacked workers*: `x` has one row per worker of this
+process and one column per parameter. Whatever a worker cannot do by itself it asks for by yielding a request, and the
+engine answers it:
+
+| request | answer |
+|---|---|
+| `Gradient(at)` | the stochastic gradients of the local losses at the rows of `at`, on this step's batches |
+| `Mix(value)` | the rows of $W_t\,\mathrm{value}$: an exchange with this step's neighbours, waited for |
+| `Post(value)` then `Await(ticket)` | the same exchange in two halves: what lies between them hides it |
+| `Mean(value)` | every row replaced by the mean over all workers (an all-reduce) |
+| `Norm(value)` | the 2-norm of every row, as a column |
+
+So DSGD in the order adapt-while-communicate reads, line by line, as its equation $x^+ = W x - \alpha\,g(x)$:
+
+    ticket = yield Post(x)
+    g = yield Gradient(x)
+    mixed = yield Await(ticket)
+    return local.move(mixed, g), state
+
+The order of the algorithm *is* the order of these lines; nothing else states it, and nothing else can contradict it.
+
+Where the workers live is the engine's business. With all n rows in one process, `Mix` is a sparse product and
+`Gradient` a vmap or a loop; with one row a process, `Mix` is a pair of messages. An engine may also run one generator
+per bucket of columns, in lockstep, because apart from `Norm` nothing couples columns (an algorithm that couples them
+in another way, like a compressor of whole messages, says so with `columnwise = False`). And a training loop that is
+not ours ("`loss.backward(); opt.step()`") drives the same generator from the outside: `step()` sends the gradient in,
+runs to the end, and advances the next step up to its `Gradient`, so what an algorithm posts before its gradient is in
+flight under the next forward and backward without a word about streams in the algorithm.
+
+Laws every algorithm obeys: no argument is written to; no Python branch on a tensor's value; state is a NamedTuple of
+tensors with one row per worker; all exchanges of a step use the same round $W_t$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from dissensus.theory.mixing import Stochasticity
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """Asks for the stochastic gradients of the local losses at the rows of `at`."""
+
+    at: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """Asks for one exchange with this step's neighbours, and waits for it."""
+
+    value: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Post:
+    """Starts an exchange; the answer is a ticket."""
+
+    value: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Await:
+    """Waits for the exchange of a ticket."""
+
+    ticket: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """Asks for the mean over all workers, in every row."""
+
+    value: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """Asks for the 2-norm of every row, over all columns of the model, as a column."""
+
+    value: Tensor
+
+
+Request = Gradient | Mix | Post | Await | Mean | Norm
+
+S = TypeVar("S", bound=tuple)
+Step = Generator[Request, Any, tuple[Tensor, S]]
+
+
+class Local(Protocol):
+    """What a worker knows and can do by itself at this step."""
+
+    @property
+    def t(self) -> int:
+        """The step, counted from 0."""
+        ...
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of this step."""
+        ...
+
+    def move(self, x: Tensor, g: Tensor) -> Tensor:
+        """One step of the local optimizer (any elementwise `torch.optim.Optimizer`) from `x` along `g`."""
+        ...
+
+
+@dataclass(frozen=True)
+class DenseProblem:
+    """What a dense matrix form is run on: everything as float64 numpy, one row per worker."""
+
+    x0: np.ndarray
+    gradient: Callable[[int, np.ndarray], np.ndarray]
+    """The gradients used at step t at the rows of a point."""
+    mixing: Callable[[int], np.ndarray]
+    """The dense W_t."""
+    lr: Callable[[int], float]
+    move: Callable[[int, np.ndarray, np.ndarray, float], np.ndarray]
+    """The local optimizer as a numpy recursion with its own memory: (t, x, g, lr) -> x_new."""
+
+
+class Algorithm(Protocol[S]):
+    """A frozen dataclass of hyper-parameters with the recursion of one step. See the module's table of requests."""
+
+    name: ClassVar[str]
+    reference: ClassVar[str]
+    promise: ClassVar[Stochasticity]
+    """What it needs of the topology: `doubly` for most, `column` for push-sum."""
+    columnwise: ClassVar[bool]
+    """Whether columns are coupled by nothing but `Norm`."""
+
+    def init(self, x: Tensor) -> S:
+        """The state before the first step, from the workers' starting points."""
+        ...
+
+    def step(self, x: Tensor, state: S, local: Local) -> Step[S]:
+        """One step: yields requests, returns the new points and the new state."""
+        ...
+
+    def deployed(self, x: Tensor, state: S) -> Tensor:
+        """The model a worker would deploy: `x` itself, but for push-sum the de-biased x / w."""
+        ...
+
+    def matrix_form(self, problem: DenseProblem, steps: int) -> np.ndarray:
+        """The recursion of the paper in dense float64 numpy, written independently: its oracle.
+
+        Returns the deployed points, of shape (steps + 1, n, d).
+        """
+        ...
