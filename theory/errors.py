@@ -1,4 +1,4 @@
-"""The one exception of this room, and the phrase that points at the nearest name."""
+"""The exceptions of the toolkit, and the phrase that points at the nearest name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import difflib
 from collections.abc import Iterable
 
 
-class MixingError(ValueError):
+class DissensusError(ValueError):
+    """What every room's own exception derives from: bad input, told in one sentence. The command line exits with 2."""
+
+
+class MixingError(DissensusError):
     """A topology or mixing matrix that cannot be: the message names what is violated, where, and what works."""
 
 

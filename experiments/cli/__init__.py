@@ -1,0 +1,101 @@
+"""The command line: `dissensus VERB ...`, one file a verb, loaded only when it is called.
+
+Exit codes: 0 done, 1 a check failed, 2 wrong use or bad input (one sentence on standard error), 130 Ctrl-C. With
+`--json` a verb prints one JSON object on standard output and nothing else there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from dissensus.experiments.cli.parsing import Parser, UsageError
+
+VERBS: dict[str, str] = {
+    "demo": "train, probe and report: the whole thread on real data in under two minutes",
+    "simulate": "train n workers in this process from a configuration file",
+    "topology": "who mixes with whom: validity, spectrum, contraction, traffic",
+    "theory": "what theory predicts: the stationary disagreement",
+    "study": "arms x seeds from a configuration file, with paired statistics",
+    "report": "rebuild the report of a finished run directory",
+    "bench": "speed, as ratios against a peer or a physical limit in the same run",
+}
+"""Every verb and its line of help, so that `--help` need not load any of them."""
+
+UNBUILT: dict[str, tuple[str, str]] = {
+    "train": ("the same configuration on many processes (torchrun)", "`dissensus simulate` runs it in one process"),
+    "probe": (
+        "curvature and disagreement of a checkpoint",
+        "the functions of `dissensus.probes` measure them in Python",
+    ),
+    "plan": (
+        "when decentralization pays: the runtime model",
+        "`dissensus topology --compare` ranks by contraction and traffic",
+    ),
+    "verify": (
+        "claims of the literature, put to the test",
+        "`dissensus study` compares arms with a rule fixed beforehand",
+    ),
+}
+"""Verbs that are promised and not there: what they will do, and the nearest thing that works today."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except UsageError as error:
+        print(f"dissensus: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("dissensus: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if arguments[0] == "--version":
+        from dissensus import __version__
+
+        print(f"dissensus {__version__}")
+        return 0
+    from dissensus.theory.errors import DissensusError, nearest
+
+    verb, rest = arguments[0], arguments[1:]
+    if verb in UNBUILT:
+        raise UsageError(f"{verb!r} is not built yet; what works today: {UNBUILT[verb][1]}")
+    if verb not in VERBS:
+        raise UsageError(f"unknown verb {verb!r}{nearest(verb, [*VERBS, *UNBUILT])}")
+    module = importlib.import_module(f"dissensus.experiments.cli.{verb}")
+    parser = Parser(prog=f"dissensus {verb}", description=f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}.")
+    module.configure(parser)
+    try:
+        return module.run(parser.read(rest))
+    except DissensusError as error:
+        raise UsageError(f"{verb}: {error}") from None
+
+
+def _overview() -> str:
+    width = max(map(len, [*VERBS, *UNBUILT]))
+    lines = [
+        "usage: dissensus VERB [options]",
+        "",
+        "What happens when the workers that train one model may disagree.",
+        "",
+    ]
+    lines += [f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items()]
+    lines += ["", "Promised, not built yet:"]
+    lines += [f"  {verb:<{width}}  {summary}" for verb, (summary, _) in UNBUILT.items()]
+    lines += [
+        "",
+        "`dissensus VERB --help` tells the rest. Exit codes: 0 done, 1 check failed, 2 wrong use, 130 Ctrl-C.",
+    ]
+    return "\n".join(lines)

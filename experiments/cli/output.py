@@ -1,0 +1,52 @@
+"""Writing results: one JSON object for machines, a plain table for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    """One JSON object on standard output; what JSON has no number for (infinity, NaN) becomes null."""
+    sys.stdout.write(json.dumps(_plain(result), allow_nan=False) + "\n")
+
+
+def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    """A table on standard output: numbers with 6 significant digits, absent values as a dash."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="left" if at == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(shown(value) for value in row))
+    Console().print(table)
+
+
+def shown(value: Any) -> str:
+    """How a value is written for people."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(v) for v in value) if value else "–"
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,127 @@
+"""`dissensus topology NAME --n N`: what a topology is, checked and analysed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dissensus.experiments.cli.output import print_json, print_table
+from dissensus.experiments.cli.parsing import Parser, UsageError, keywords
+
+if TYPE_CHECKING:
+    from dissensus.theory import Topology
+
+
+def configure(parser: Parser) -> None:
+    """The options of the verb."""
+    parser.open_keys = True
+    parser.usage = (
+        "dissensus topology NAME --n N [--KEY VALUE ...] [--gamma G] [--weights] [--compare NAME ...] [--json]\n"
+        "       dissensus topology --file matrix.npy|.csv|.json [--promise doubly|row|column] ...\n"
+        "       dissensus topology --list [--json]"
+    )
+    parser.epilog = (
+        "NAME's own parameters are --KEY VALUE pairs, for example:\n"
+        "  dissensus topology torus --n 12 --rows 3\n"
+        "  dissensus topology aer --n 16 --workers-per-node 4 --json\n"
+        "  dissensus topology geometric --n 64 --rule lazy --figure geometric.png\n"
+        "  dissensus topology ring --n 16 --compare torus exponential one-peer-exponential\n"
+        "`dissensus topology --list` names every topology with its parameters."
+    )
+    parser.add_argument("name", nargs="?", help="which topology (see --list)")
+    parser.add_argument("--n", type=int, help="how many workers")
+    parser.add_argument("--file", type=Path, help="a matrix, or the list of matrices of one period, from a file")
+    parser.add_argument(
+        "--promise", choices=["doubly", "row", "column"], default="doubly", help="which sums are one (for --file)"
+    )
+    parser.add_argument("--gamma", type=float, help="adaptive consensus: every round becomes (1-gamma) I + gamma W")
+    parser.add_argument(
+        "--memory", type=float, default=0.9, help="memory at which neighbours are counted (default 0.9)"
+    )
+    parser.add_argument("--weights", action="store_true", help="list every weight: receiver, sender, weight")
+    parser.add_argument("--compare", nargs="+", default=[], metavar="NAME", help="other topologies on the same n")
+    parser.add_argument(
+        "--figure", type=Path, help="draw rounds, spectrum and contraction into this file (png, svg, pdf)"
+    )
+    parser.add_argument("--list", action="store_true", help="list every topology with its parameters")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Builds, reports, draws."""
+    from dissensus.theory import registry
+    from dissensus.theory.analysis import report
+
+    if args.list:
+        return _list(as_json=args.json)
+    chosen = [_build(args)]
+    chosen += [registry.topology(name, chosen[0].size) for name in args.compare]
+    if args.gamma is not None:
+        chosen = [t.adapted(args.gamma) for t in chosen]
+    reports = [report(t, memory=args.memory).to_dict() for t in chosen]
+    if args.figure:
+        from dissensus.experiments.figures.topology import topology_figure
+
+        topology_figure(chosen[0], args.figure)
+    if args.weights:
+        for t, r in zip(chosen, reports, strict=True):
+            r["rounds"] = _weights(t)
+    if args.json:
+        print_json(reports[0] | ({"compare": reports[1:]} if args.compare else {}))
+        return 0
+    _show(reports)
+    if args.weights:
+        rows = [[t, *w] for t, round_ in enumerate(reports[0]["rounds"]) for w in round_]
+        print_table("weights", ["round", "receiver", "sender", "weight"], rows)
+    if args.figure:
+        print(f"figure: {args.figure}")
+    return 0
+
+
+def _build(args: argparse.Namespace) -> Topology:
+    if args.file is not None:
+        if args.name or args.extra:
+            raise UsageError("topology: give either NAME or --file, not both")
+        from dissensus.theory.outside import from_file
+
+        built = from_file(args.file, promise=args.promise)
+        if args.n not in (None, built.size):
+            raise UsageError(f"topology: {args.file} holds {built.size} workers, but --n says {args.n}")
+        return built
+    if not args.name:
+        raise UsageError("topology: which one? give a NAME and --n N, or --file; --list shows every name")
+    if args.n is None:
+        raise UsageError(f"topology: how many workers? give --n N, for example: dissensus topology {args.name} --n 16")
+    from dissensus.theory import registry
+
+    found = registry.entry(args.name)
+    return registry.topology(found.name, args.n, **keywords(found.build, args, f"topology {found.name!r}"))
+
+
+_DRAWN_ROUNDS = 8
+
+
+def _weights(topology: Topology) -> list[list[tuple[int, int, float]]]:
+    """The rounds of a period, or the first few of a schedule that is drawn anew at every step."""
+    return [topology[t].triplets() for t in range(topology.period or _DRAWN_ROUNDS)]
+
+
+def _show(reports: list[dict[str, Any]]) -> None:
+    keys = [k for k in reports[0] if k != "rounds" and not isinstance(reports[0][k], dict)]
+    columns = ["", *(r["name"] for r in reports)]
+    print_table("", columns, [[k.replace("_", " "), *(r.get(k) for r in reports)] for k in keys if k != "name"])
+
+
+def _list(*, as_json: bool) -> int:
+    from dissensus.theory import topologies
+
+    entries = topologies()
+    if as_json:
+        print_json({name: {"summary": e.summary, "parameters": list(e.parameters)} for name, e in entries.items()})
+        return 0
+    rows = [
+        [n, " ".join(f"--{p.replace('_', '-')}" for p in e.parameters) or "–", e.summary] for n, e in entries.items()
+    ]
+    print_table("topologies", ["name", "parameters", "what it is"], rows)
+    return 0
