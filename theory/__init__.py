@@ -5,7 +5,7 @@ if __name__ != "dissensus.theory":
 
 from dissensus.theory.errors import MixingError
 from dissensus.theory.mixing import MixingMatrix
-from dissensus.theory.registry import register, topologies, topology
+from dissensus.theory.registry import register, topology
 from dissensus.theory.topology import ClosedForm, Moments, Topology, from_function, from_matrices
 
 __all__ = [
@@ -17,6 +17,5 @@ __all__ = [
     "from_function",
     "from_matrices",
     "register",
-    "topologies",
     "topology",
 ]

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from dissensus.experiments.cli.parsing import Parser
+from dissensus.experiments.cli.running import conclude, shown_progress
 
 
 def configure(parser: Parser) -> None:
@@ -16,4 +17,15 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where run directories go (default runs)")
     parser.add_argument("--seeds", type=int, default=5, help="how many paired seeds (default 5)")
+    parser.add_argument("--steps", type=int, default=1000, help="how many steps each run takes (default 1000)")
+    parser.add_argument("--processes", type=int, help="how many runs at a time (default: the cores, at most 2)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the demo."""
+    from dissensus.experiments.demo import demo_study
+
+    study = demo_study(args.seeds, args.steps)
+    with shown_progress(args.quiet, "demo") as progress:
+        return conclude(study, args.out, processes=args.processes, progress=progress)

@@ -37,8 +37,8 @@ class Parser(argparse.ArgumentParser):
         args.extra = self._pairs(left)
         args.flags = [s.removeprefix("--") for a in self._actions for s in a.option_strings if s.startswith("--")]
         if args.extra and not self.open_keys:
-            unknown = next(iter(args.extra)).replace("_", "-")
-            self.error(f"unknown option --{unknown}{nearest(unknown, args.flags)}")
+            unknown = next(iter(args.extra))
+            self.error(f"unknown option --{unknown}{nearest(unknown.replace('_', '-'), args.flags)}")
         return args
 
     def _pairs(self, left: list[str]) -> dict[str, str]:
@@ -54,7 +54,6 @@ class Parser(argparse.ArgumentParser):
                 value = left[at]
             elif not equals:
                 value = "true"
-            key = key.replace("-", "_")
             if key in pairs:
                 self.error(f"option --{key} is given twice")
             pairs[key] = value
@@ -71,15 +70,16 @@ def keywords(build: Callable[..., Any], args: argparse.Namespace, what: str) -> 
     hints = typing.get_type_hints(build)
     known = [p.name for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
     converted: dict[str, Any] = {}
-    for key, text in args.extra.items():
+    for typed, text in args.extra.items():
+        key = typed.replace("-", "_")
         if key not in known:
             near = nearest(key.replace("_", "-"), [*(k.replace("_", "-") for k in known), *args.flags])
-            raise UsageError(f"{what} takes no --{key.replace('_', '-')}{near}")
+            raise UsageError(f"{what} takes no --{typed}{near}")
         try:
             converted[key] = TypeAdapter(hints.get(key, str)).validate_strings(text)
         except ValidationError as error:
             reason = error.errors()[0]["msg"].lower()
-            raise UsageError(f"{what}: --{key.replace('_', '-')} got {text!r}: {reason}") from None
+            raise UsageError(f"{what}: --{typed} got {text!r}: {reason}") from None
     return converted
 
 

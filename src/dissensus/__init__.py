@@ -19,15 +19,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dissensus import algorithms, experiments, probes, testing, theory
-    from dissensus.algorithms import simulate
+    from dissensus.algorithms import decentralize, simulate
     from dissensus.theory import topology
 
 __version__ = "0.1.0"
 
 _ROOMS = ("algorithms", "experiments", "probes", "testing", "theory")
-_DOORS = {"topology": "theory", "simulate": "algorithms"}
+_DOORS = {"decentralize": "algorithms", "simulate": "algorithms", "topology": "theory"}
 
-__all__ = ["__version__", "algorithms", "experiments", "probes", "simulate", "testing", "theory", "topology"]
+__all__ = [
+    "__version__",
+    "algorithms",
+    "decentralize",
+    "experiments",
+    "probes",
+    "simulate",
+    "testing",
+    "theory",
+    "topology",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,57 @@
+"""`dissensus simulate CONFIG.toml ...`: one run, n workers in this process."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dissensus.experiments.cli.output import print_json, print_table
+from dissensus.experiments.cli.parsing import Parser, UsageError
+from dissensus.experiments.cli.running import loaded, shown_progress
+
+
+def configure(parser: Parser) -> None:
+    """The options of the verb."""
+    parser.open_keys = True
+    parser.epilog = (
+        "Files are merged left to right; --SECTION.KEY VALUE overrides them. For example:\n"
+        "  dissensus simulate study.toml --arm dsgd --seed 0 --train.workers 16 --topology.name torus"
+    )
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="CONFIG.toml", help="configuration, merged left to right"
+    )
+    parser.add_argument("--arm", help="which arm (needed where the configuration has several)")
+    parser.add_argument("--seed", type=int, help="which seed (default the first)")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where run directories go (default runs)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains one cell."""
+    from dissensus.experiments.records import Run
+    from dissensus.experiments.runner import run_cell
+    from dissensus.theory.errors import nearest
+
+    study = loaded(args)
+    arms = list(study.arms)
+    if args.arm is None and len(arms) > 1:
+        raise UsageError(f"simulate: the configuration has the arms {', '.join(arms)}; say which with --arm")
+    arm = args.arm or arms[0]
+    if arm not in arms:
+        raise UsageError(f"simulate: no arm {arm!r}{nearest(arm, arms)}")
+    cell = study.cell(arm, study.seeds[0] if args.seed is None else args.seed)
+    with shown_progress(args.quiet or args.json, f"{study.name} {arm}") as progress:
+        progress.begin(1, cell.train.steps)
+        outcome = run_cell(cell, args.out, lambda _: progress.advance(1))
+        progress.finish(outcome)
+    summary = Run(outcome.path).summary
+    if args.json:
+        print_json({"path": str(outcome.path), **summary})
+    else:
+        numbers = [[k.replace("_", " "), v] for k, v in summary.items() if not isinstance(v, dict | list)]
+        print_table("", ["", f"{arm}, seed {outcome.seed}"], numbers)
+        print(outcome.path)
+    if outcome.status == "interrupted":
+        raise KeyboardInterrupt
+    return 0 if outcome.status == "ok" else 1

@@ -1,0 +1,58 @@
+"""One process of the front-door test: a plain training loop on a quadratic, decentralized in one line.
+
+Called as `front_door_worker.py RANK SIZE FOLDER STEPS`; runs every case of FOLDER/cases.json in one process group and
+writes FOLDER/RANK.npz, one path a case.
+"""
+
+import datetime
+import gc
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dissensus.algorithms import algorithm
+from dissensus.algorithms.engines.front_door import decentralize
+
+
+def main(rank: int, size: int, folder: Path, steps: int) -> None:
+    """Runs all cases."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60)
+    )
+    problem = np.load(folder / "problem.npz")
+    a, b, x0 = (torch.from_numpy(problem[key][rank]) for key in ("A", "b", "x0"))
+    cases = json.loads((folder / "cases.json").read_text())
+    paths = {name: train(spec, topology, a, b, x0, steps) for name, (spec, topology) in cases.items()}
+    np.savez(folder / f"{rank}.npz", **paths)
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def train(spec: dict, topology: str, a: torch.Tensor, b: torch.Tensor, x0: torch.Tensor, steps: int) -> np.ndarray:
+    """Trains f(x) = 1/2 x'Ax - b'x from x0 with momentum, weight decay and a step schedule."""
+    model = torch.nn.ParameterDict({"left": torch.zeros(2, 2), "right": torch.zeros(1)}).double()
+    with torch.no_grad():
+        model["left"].copy_(x0[:4].view(2, 2))
+        model["right"].copy_(x0[4:])
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    opt = decentralize(inner, model, algorithm=algorithm(**spec), topology=topology)
+    schedule = torch.optim.lr_scheduler.StepLR(opt, step_size=10, gamma=0.7)
+    path = [x0.numpy()]
+    for _ in range(steps):
+        opt.zero_grad()
+        x = torch.cat([model["left"].reshape(-1), model["right"]])
+        (0.5 * x @ a @ x - b @ x).backward()
+        opt.step()
+        schedule.step()
+        path.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy())
+    return np.stack(path)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
