@@ -100,8 +100,7 @@ class MixingMatrix:
 
     def adapted(self, gamma: float) -> MixingMatrix:
         r"""Adaptive consensus: $W_\gamma = (1-\gamma) I + \gamma W$, whose eigenvalues are $1-\gamma(1-\lambda)$."""
-        if not 0.0 <= gamma <= 1.0:
-            raise MixingError(f"gamma must lie in [0, 1], got {gamma}: outside it a weight may become negative")
+        check_gamma(gamma)
         eye = sp.eye_array(self.size, format="csr")
         return MixingMatrix((1.0 - gamma) * eye + gamma * self.weights, self.promise, signed=self.signed)
 
@@ -112,9 +111,17 @@ class MixingMatrix:
         return f"MixingMatrix(n={self.size}, {self.promise} stochastic, {self.messages} messages)"
 
 
+def check_gamma(gamma: float) -> None:
+    """Refuses an adaptive factor outside [0, 1]."""
+    if not 0.0 <= gamma <= 1.0:
+        raise MixingError(f"gamma must lie in [0, 1], got {gamma}: outside it a weight may become negative")
+
+
 def _canonical(weights: Any) -> sp.csr_array:
     """A float64 CSR array with sorted indices and no stored zeros; NaN, infinities and odd shapes are refused."""
     try:
+        if np.iscomplexobj(weights):
+            raise TypeError("some are complex")
         w = sp.csr_array(weights, dtype=np.float64, copy=True)
     except (TypeError, ValueError) as error:
         raise MixingError(f"a mixing matrix must be a square array of numbers: {error}") from None
@@ -127,6 +134,8 @@ def _canonical(weights: Any) -> sp.csr_array:
         raise MixingError(f"row {_row_of(w, at)} has the weight {w.data[at]} from worker {w.indices[at]}: not a number")
     w.eliminate_zeros()
     w.sort_indices()
+    for part in (w.data, w.indices, w.indptr):
+        part.flags.writeable = False
     return w
 
 

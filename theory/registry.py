@@ -8,7 +8,8 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, TypeVar
+from numbers import Integral, Real
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from dissensus.theory.errors import MixingError, nearest
 from dissensus.theory.topology import Topology
@@ -56,7 +57,7 @@ def _discover() -> None:
         importlib.import_module(f"dissensus.theory.topologies.{module}")
 
 
-def topologies() -> Mapping[str, Entry]:
+def catalogue() -> Mapping[str, Entry]:
     """Every registered topology by name."""
     _discover()
     return dict(sorted(_entries.items()))
@@ -64,7 +65,7 @@ def topologies() -> Mapping[str, Entry]:
 
 def entry(name: str) -> Entry:
     """The registered topology of that name, or an error with the nearest name."""
-    known, wanted = topologies(), name.replace("_", "-")
+    known, wanted = catalogue(), name.replace("_", "-")
     if wanted not in known:
         raise MixingError(f"unknown topology {name!r}{nearest(wanted, known)}")
     return known[wanted]
@@ -80,5 +81,28 @@ def topology(name: str, n: int, **parameters: Any) -> Topology:
     for key in parameters:
         if key not in found.parameters:
             raise MixingError(f"topology {found.name!r} has no parameter {key!r}{nearest(key, found.parameters)}")
+    _check_kinds(found, parameters)
     built = found.build(n, **parameters)
     return replace(built, name=found.name, parameters={**parameters, **built.parameters})
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
+
+
+def _check_kinds(found: Entry, parameters: Mapping[str, Any]) -> None:
+    """Refuses a parameter value that is not of the kind the builder's annotation names."""
+    hints = get_type_hints(found.build)
+    for key, value in parameters.items():
+        hint = hints.get(key, object)
+        kinds = [kind for kind in get_args(hint) or (hint,) if isinstance(kind, type)]
+        if kinds and not any(_is_kind(value, kind) for kind in kinds):
+            wanted = " or ".join(_KINDS.get(kind, kind.__name__) for kind in kinds if kind is not type(None))
+            raise MixingError(f"topology {found.name!r}: {key} must be {wanted}, got {value!r}")
+
+
+def _is_kind(value: Any, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, kind)

@@ -20,7 +20,7 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
 from dissensus.theory.errors import MixingError
-from dissensus.theory.mixing import MixingMatrix, Stochasticity
+from dissensus.theory.mixing import MixingMatrix, Stochasticity, check_gamma
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,19 @@ class Topology:
     def __post_init__(self) -> None:
         if (self.draw is None) == (len(self.rounds) == 0):
             raise MixingError(f"topology {self.name!r} needs either the rounds of a period or a function of the step")
+        if self.size < 1:
+            raise MixingError(f"topology {self.name!r} needs at least one worker, got n={self.size}")
         for t, w in enumerate(self.rounds):
             if w.size != self.size:
                 raise MixingError(
                     f"topology {self.name!r}: round {t} has {w.size} workers, but the topology has {self.size}"
                 )
+        kinds = [w.promise for w in self.rounds]
+        if "row" in kinds and "column" in kinds:
+            raise MixingError(
+                f"topology {self.name!r}: round {kinds.index('row')} is only row and round {kinds.index('column')} "
+                "only column stochastic; together they keep neither consensus nor sums: use one kind over the period"
+            )
         if self.rounds and not self.may_disconnect:
             _check_connected(self)
 
@@ -81,6 +89,8 @@ class Topology:
         return len(self.rounds) or None
 
     def __getitem__(self, t: int) -> MixingMatrix:
+        if isinstance(t, bool) or not isinstance(t, int | np.integer):
+            raise MixingError(f"a step is a whole number, got {t!r}")
         if t < 0:
             raise MixingError(f"a step is counted from 0, got {t}")
         if self.draw is None:
@@ -121,6 +131,7 @@ class Topology:
 
     def adapted(self, gamma: float) -> Topology:
         r"""Adaptive consensus on every round, $W_\gamma = (1-\gamma) I + \gamma W$."""
+        check_gamma(gamma)
         draw, name = self.draw, f"{self.name}(gamma={gamma:g})"
         known, base = self.closed_form, ClosedForm()
         if known.eigenvalues is not None:
@@ -152,7 +163,7 @@ def from_matrices(
     may_disconnect: bool = False,
 ) -> Topology:
     """A topology from one matrix, or from the list of the matrices of one period."""
-    if isinstance(matrices, MixingMatrix | sp.sparray | sp.spmatrix) or np.ndim(matrices) == 2:
+    if isinstance(matrices, MixingMatrix | sp.sparray | sp.spmatrix) or _is_one_matrix(matrices):
         matrices = [matrices]
     if isinstance(matrices, np.ndarray) and matrices.ndim != 3:
         raise MixingError(f"expected one n x n matrix or a list of them, got an array of shape {matrices.shape}")
@@ -167,6 +178,15 @@ def from_matrices(
     return Topology(
         name, rounds[0].size, tuple(rounds), workers_per_node=workers_per_node, may_disconnect=may_disconnect
     )
+
+
+def _is_one_matrix(matrices: Any) -> bool:
+    """Whether this is one array (nested lists count) and not a list of them, which may be ragged."""
+    if isinstance(matrices, np.ndarray):
+        return matrices.ndim == 2
+    if not isinstance(matrices, Sequence) or isinstance(matrices, str):
+        raise MixingError(f"expected one n x n matrix or a list of them, got {matrices!r}")
+    return bool(matrices) and all(isinstance(row, Sequence) and np.ndim(row[:1]) == 1 for row in matrices)
 
 
 def from_function(
@@ -186,8 +206,8 @@ def from_function(
 
 def _check_connected(topology: Topology) -> None:
     """Refuses a period over which the news of some worker never reaches some other."""
-    n = topology.size
-    union = sum((abs(w.weights) for w in topology.rounds), sp.csr_array((n, n)))
+    first, *rest = topology.rounds
+    union = sum((abs(w.weights) for w in rest), abs(first.weights))
     count, label = connected_components(union, directed=True, connection="strong")
     if count == 1:
         return

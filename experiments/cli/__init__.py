@@ -63,9 +63,9 @@ def _run(arguments: list[str]) -> int:
         print(_overview())
         return 0
     if arguments[0] == "--version":
-        from dissensus import __version__
+        from importlib.metadata import version
 
-        print(f"dissensus {__version__}")
+        print(f"dissensus {version('dissensus')}")
         return 0
     from dissensus.theory.errors import DissensusError, nearest
 

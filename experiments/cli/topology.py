@@ -116,7 +116,7 @@ def _show(reports: list[dict[str, Any]]) -> None:
 def _list(*, as_json: bool) -> int:
     from dissensus.theory import registry
 
-    entries = registry.topologies()
+    entries = registry.catalogue()
     if as_json:
         print_json({name: {"summary": e.summary, "parameters": list(e.parameters)} for name, e in entries.items()})
         return 0

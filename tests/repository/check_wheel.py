@@ -24,7 +24,8 @@ def main(dist: Path) -> None:
     assert tree <= held, f"missing from the wheel: {sorted(tree - held)}"
     assert all(n.startswith("dissensus/") for n in held), f"lands outside dissensus/: {sorted(held)}"
     assert wheel.name.endswith("-py3-none-any.whl"), f"not a pure wheel: {wheel.name}"
-    inside = tarfile.open(sdist).getnames()
+    with tarfile.open(sdist) as archive:
+        inside = archive.getnames()
     assert any(n.endswith("src/dissensus/theory/mixing.py") for n in inside), "the sdist lost the rooms"
     with tempfile.TemporaryDirectory() as place:
         venv.create(f"{place}/env", with_pip=True)

@@ -1,0 +1,40 @@
+"""Strategies and laws that check topologies: ours, and yours. Needs hypothesis: `pip install 'dissensus[testing]'`."""
+
+if __name__ != "dissensus.testing":
+    raise ImportError(f"import dissensus.testing, not {__name__}: the repository folder is not a top-level package")
+
+try:
+    import hypothesis as _hypothesis  # noqa: F401
+except ImportError:
+    raise ImportError("dissensus.testing needs hypothesis: pip install 'dissensus[testing]'") from None
+
+from dissensus.testing.dense_report import dense_report
+from dissensus.testing.dense_topologies import dense_rounds
+from dissensus.testing.strategies import (
+    digraphs,
+    gammas,
+    graphs,
+    mixing_matrices,
+    push_sum_matrices,
+    schedules,
+    seeds,
+    topologies,
+)
+from dissensus.testing.topology_laws import check_mixing_matrix, check_report, check_rounds, check_topology
+
+__all__ = [
+    "check_mixing_matrix",
+    "check_report",
+    "check_rounds",
+    "check_topology",
+    "dense_report",
+    "dense_rounds",
+    "digraphs",
+    "gammas",
+    "graphs",
+    "mixing_matrices",
+    "push_sum_matrices",
+    "schedules",
+    "seeds",
+    "topologies",
+]
