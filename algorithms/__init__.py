@@ -2,3 +2,27 @@
 
 if __name__ != "dissensus.algorithms":
     raise ImportError(f"import dissensus.algorithms, not {__name__}: the repository folder is not a top-level package")
+
+from dissensus.algorithms.engines.front_door import Decentralized, decentralize
+from dissensus.algorithms.engines.stacked import StackedEngine, StepRecord
+from dissensus.algorithms.errors import AlgorithmError
+from dissensus.algorithms.protocol import Algorithm
+from dissensus.algorithms.registry import algorithm, algorithms, register
+from dissensus.algorithms.simulate import Simulation, simulate
+from dissensus.algorithms.streams import numpy_stream, stream
+
+__all__ = [
+    "Algorithm",
+    "AlgorithmError",
+    "Decentralized",
+    "Simulation",
+    "StackedEngine",
+    "StepRecord",
+    "algorithm",
+    "algorithms",
+    "decentralize",
+    "numpy_stream",
+    "register",
+    "simulate",
+    "stream",
+]

@@ -11,6 +11,7 @@ engine answers it:
 | `Post(value)` then `Await(ticket)` | the same exchange in two halves: what lies between them hides it |
 | `Mean(value)` | every row replaced by the mean over all workers (an all-reduce) |
 | `Norm(value)` | the 2-norm of every row, as a column |
+| `Note(name, value)` | nothing: the engine records it (the gamma of this step) |
 
 So DSGD in the order adapt-while-communicate reads, line by line, as its equation $x^+ = W x - \alpha\,g(x)$:
 
@@ -37,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -87,10 +88,23 @@ class Norm:
     value: Tensor
 
 
-Request = Gradient | Mix | Post | Await | Mean | Norm
+@dataclass(frozen=True, eq=False)
+class Note:
+    """Tells what was used at this step, to be recorded. There is no answer."""
+
+    name: str
+    value: Tensor | float
+    """A number, or a column with one row per worker."""
+
+
+Request = Gradient | Mix | Post | Await | Mean | Norm | Note
 
 S = TypeVar("S", bound=tuple)
 Step = Generator[Request, Any, tuple[Tensor, S]]
+
+
+class Stateless(NamedTuple):
+    """The state of an algorithm that remembers nothing between steps."""
 
 
 class Local(Protocol):
@@ -130,8 +144,10 @@ class Algorithm(Protocol[S]):
 
     name: ClassVar[str]
     reference: ClassVar[str]
-    promise: ClassVar[Stochasticity]
-    """What it needs of the topology: `doubly` for most, `column` for push-sum."""
+    promise: ClassVar[Stochasticity | None]
+    """What it needs of every round: `doubly` for most, `column` for push-sum, `None` if it never mixes."""
+    static: ClassVar[bool]
+    """Whether every round must be the same matrix (an algorithm that remembers W times what was sent)."""
     columnwise: ClassVar[bool]
     """Whether columns are coupled by nothing but `Norm`."""
 

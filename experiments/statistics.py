@@ -30,6 +30,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dissensus.theory.errors import DissensusError
+
 Verdict = Literal["supported", "not supported", "inconclusive"]
 
 EXACT_PAIRS = 12
@@ -38,7 +40,7 @@ BOOTSTRAP_PAIRS = 4
 """With fewer pairs there is too little to resample, and the interval is Student's."""
 
 
-class StatisticsError(ValueError):
+class StatisticsError(DissensusError):
     """Data from which the asked statistic does not follow: the message names where and what is needed."""
 
 

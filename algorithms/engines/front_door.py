@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dissensus.algorithms import protocol
+from dissensus.algorithms.engines.fit import check_fit
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
 from dissensus.algorithms.registry import algorithm as algorithm_by_name
@@ -65,7 +66,8 @@ class Decentralized(torch.optim.Optimizer):
         self.inner, self.algorithm, self.topology = inner, algorithm, topology
         self.t = 0
         self._parameters = [p for g in inner.param_groups for p in g["params"]]
-        _check(self._parameters, model, algorithm, topology)
+        _check(self._parameters, model)
+        check_fit(algorithm, topology)
         self._exchange = _Exchange(topology, group)
         self._algorithm_state = algorithm.init(self._point())
 
@@ -189,18 +191,13 @@ class _Exchange:
         return dist.get_global_rank(self._group, i) if self._group is not None else i
 
 
-def _check(parameters: list[Tensor], model: nn.Module, algorithm: Algorithm, topology: Topology) -> None:
+def _check(parameters: list[Tensor], model: nn.Module) -> None:
     own = {id(p) for p in model.parameters()}
     if not all(id(p) in own for p in parameters):
         raise AlgorithmError("the optimizer holds a parameter that is not the model's: wrap both of the same model")
     kinds = {(p.dtype, str(p.device)) for p in parameters}
     if len(kinds) > 1:
         raise AlgorithmError(f"parameters must share one dtype and one device, got {sorted(map(str, kinds))}")
-    if topology.promise != "doubly" and algorithm.promise not in (None, topology.promise):
-        raise AlgorithmError(
-            f"algorithm {algorithm.name!r} needs {algorithm.promise} stochastic rounds, but topology {topology.name!r} "
-            f"is {topology.promise} stochastic"
-        )
 
 
 def _is_distributed() -> bool:

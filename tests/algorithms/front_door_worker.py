@@ -28,7 +28,7 @@ def main(rank: int, size: int, folder: Path, steps: int) -> None:
     a, b, x0 = (torch.from_numpy(problem[key][rank]) for key in ("A", "b", "x0"))
     cases = json.loads((folder / "cases.json").read_text())
     paths = {name: train(spec, topology, a, b, x0, steps) for name, (spec, topology) in cases.items()}
-    np.savez(folder / f"{rank}.npz", **paths)
+    np.savez(folder / f"{rank}.npz", **paths)  # pyright: ignore[reportArgumentType]
     dist.barrier()
     gc.collect()
     dist.destroy_process_group()

@@ -54,7 +54,7 @@ def four_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict
     problem = {"A": root @ root.transpose(0, 2, 1) / d, "b": rng.standard_normal((n, d))}
     problem["x0"] = rng.standard_normal((n, d))
     folder = tmp_path_factory.mktemp("front-door")
-    np.savez(folder / "problem.npz", **problem)
+    np.savez(folder / "problem.npz", **problem)  # pyright: ignore[reportArgumentType]
     (folder / "cases.json").write_text(json.dumps(CASES))
     command = [sys.executable, str(WORKER)]
     running = [subprocess.Popen([*command, str(r), str(n), str(folder), str(STEPS)]) for r in range(n)]

@@ -1,0 +1,1 @@
+"""Where the workers live: engines answer what an algorithm asks for."""

@@ -1,0 +1,140 @@
+r"""Decentralized SGD, in the three orders in which gradient, mixing and move can come.
+
+| order | recursion | gradient at |
+|---|---|---|
+| `awc` adapt while communicate | $x^+ = W_\gamma x - \alpha u(g(x))$ | the own point |
+| `atc` adapt then combine | $x^+ = W_\gamma (x - \alpha u(g(x)))$ | the own point |
+| `cta` combine then adapt | $y = W_\gamma x,\; x^+ = y - \alpha u(g(y))$ | the mixed point |
+
+with $W_\gamma = (1-\gamma) I + \gamma W$, $\gamma$ constant or a function of step and learning rate, and $u$ the local
+optimizer, which in `awc` and `cta` starts from the mixed point (where its weight decay is taken, too) and in `atc` from
+the own point. Its memory is never mixed. Many papers call `awc` "CTA": look where the gradient is taken.
+
+Reference: Lian et al. 2017 (arXiv:1705.09056) for `awc`; Koloskova et al. 2020 (arXiv:2003.10422) for `atc`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dissensus.algorithms.errors import AlgorithmError
+from dissensus.algorithms.protocol import (
+    Await,
+    DenseProblem,
+    Gradient,
+    Local,
+    Mix,
+    Note,
+    Post,
+    Request,
+    Stateless,
+    Step,
+)
+from dissensus.algorithms.registry import register
+from dissensus.theory.errors import nearest
+from dissensus.theory.mixing import Stochasticity
+
+Order = Literal["awc", "atc", "cta"]
+ORDERS: tuple[Order, ...] = ("awc", "atc", "cta")
+
+
+@register("dsgd")
+@dataclass(frozen=True)
+class Dsgd:
+    """DSGD; with an Adam as the local optimizer it is DAdam."""
+
+    order: Order = "awc"
+    gamma: float | Callable[[int, float], float] = 1.0
+    """The share of the mixture that is taken: a constant in [0, 1], or a function (step, learning rate)."""
+
+    name: ClassVar[str]
+    reference: ClassVar[str] = "Lian et al. 2017, arXiv:1705.09056; Koloskova et al. 2020, arXiv:2003.10422"
+    promise: ClassVar[Stochasticity | None] = "doubly"
+    static: ClassVar[bool] = False
+    columnwise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_order(self.order)
+        if not callable(self.gamma):
+            check_gamma(self.gamma)
+
+    def init(self, x: Tensor) -> Stateless:
+        """Nothing to remember."""
+        del x
+        return Stateless()
+
+    def step(self, x: Tensor, state: Stateless, local: Local) -> Step[Stateless]:
+        """One step in the chosen order."""
+        gamma = check_gamma(self.gamma(local.t, local.lr) if callable(self.gamma) else self.gamma)
+        yield Note("gamma", gamma)
+        return (yield from ordered(x, self.order, gamma, local)), state
+
+    def deployed(self, x: Tensor, state: Stateless) -> Tensor:
+        """The point itself."""
+        del state
+        return x
+
+    def matrix_form(self, problem: DenseProblem, steps: int) -> np.ndarray:
+        """The table of the module with the dense W_γ."""
+        gamma = self.gamma
+        factors = [gamma(t, problem.lr(t)) if callable(gamma) else gamma for t in range(steps)]
+        return dense_dsgd(problem, steps, self.order, factors)
+
+
+def ordered(x: Tensor, order: Order, gamma: float | Tensor, local: Local) -> Generator[Request, Any, Tensor]:
+    """Gradient, mixing and move, in one of the three orders."""
+    if order == "awc":
+        ticket = yield Post(x)
+        g = yield Gradient(x)
+        mixed = toward(x, (yield Await(ticket)), gamma)
+        return local.move(mixed, g)
+    if order == "atc":
+        g = yield Gradient(x)
+        half = local.move(x, g)
+        return toward(half, (yield Mix(half)), gamma)
+    mixed = toward(x, (yield Mix(x)), gamma)
+    g = yield Gradient(mixed)
+    return local.move(mixed, g)
+
+
+def toward(x: Tensor, mixed: Tensor, gamma: float | Tensor) -> Tensor:
+    """(1 - γ) x + γ mixed, exact at γ = 0 and at γ = 1."""
+    if isinstance(gamma, Tensor):
+        return torch.lerp(x, mixed, gamma.to(x.dtype))
+    return mixed if gamma == 1.0 else torch.lerp(x, mixed, gamma)
+
+
+def check_order(order: str) -> None:
+    """Refuses an order that is none of the three."""
+    if order not in ORDERS:
+        raise AlgorithmError(f"order must be one of awc, atc, cta, got {order!r}{nearest(str(order), ORDERS)}")
+
+
+def check_gamma(gamma: float, name: str = "gamma") -> float:
+    """Refuses a factor outside [0, 1]."""
+    if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0.0 <= gamma <= 1.0:
+        raise AlgorithmError(f"{name} must lie in [0, 1], got {gamma!r}: outside it mixing takes more than the mixture")
+    return float(gamma)
+
+
+def dense_dsgd(problem: DenseProblem, steps: int, order: Order, gamma: Sequence[float]) -> np.ndarray:
+    """The three recursions on dense arrays, with W_γ as a matrix."""
+    x = problem.x0
+    trajectory = [x]
+    for t in range(steps):
+        factor = gamma[t]
+        w = (1.0 - factor) * np.eye(len(x)) + factor * problem.mixing(t)
+        if order == "awc":
+            x = problem.move(t, w @ x, problem.gradient(t, x), problem.lr(t))
+        elif order == "atc":
+            x = w @ problem.move(t, x, problem.gradient(t, x), problem.lr(t))
+        else:
+            x = problem.move(t, w @ x, problem.gradient(t, w @ x), problem.lr(t))
+        trajectory.append(x)
+    return np.stack(trajectory)

@@ -1,0 +1,58 @@
+"""Algorithms by name: one file under `algorithms/recursions/`, one `@register` line, and every sweep finds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from dissensus.algorithms.errors import AlgorithmError
+from dissensus.algorithms.protocol import Algorithm
+from dissensus.theory.errors import nearest
+
+C = TypeVar("C", bound=type)
+
+_classes: dict[str, type] = {}
+
+
+def register(name: str) -> Callable[[C], C]:
+    """Registers a frozen dataclass under its public name (dashes; underscores are accepted everywhere)."""
+
+    def add(cls: C) -> C:
+        if name in _classes:
+            raise AlgorithmError(f"algorithm {name!r} is registered twice")
+        if not hasattr(cls, "__dataclass_fields__"):
+            raise AlgorithmError(f"algorithm {name!r} must be a frozen dataclass of its hyper-parameters")
+        cls.name = name
+        _classes[name] = cls
+        return cls
+
+    return add
+
+
+@cache
+def _discover() -> None:
+    package = importlib.import_module("dissensus.algorithms.recursions")
+    for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
+        importlib.import_module(f"dissensus.algorithms.recursions.{module}")
+
+
+def algorithms() -> Mapping[str, type]:
+    """Every registered algorithm by name."""
+    _discover()
+    return dict(sorted(_classes.items()))
+
+
+def algorithm(name: str, **parameters: Any) -> Algorithm:
+    """Builds an algorithm by name: `algorithm("dsgd", order="atc")`, `algorithm("dsgd-ac", p=3, start=100)`."""
+    known, wanted = algorithms(), name.replace("_", "-")
+    if wanted not in known:
+        raise AlgorithmError(f"unknown algorithm {name!r}{nearest(wanted, known)}")
+    fields = [f.name for f in dataclasses.fields(known[wanted]) if f.init]
+    for key in parameters:
+        if key not in fields:
+            raise AlgorithmError(f"algorithm {wanted!r} has no parameter {key!r}{nearest(key, fields)}")
+    return known[wanted](**parameters)

@@ -1,0 +1,170 @@
+"""The local move: any elementwise torch optimizer on stacked rows, groups by columns, nothing written to."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from dissensus.algorithms import AlgorithmError, StackedEngine
+from dissensus.algorithms.engines.columns import Columns
+from dissensus.algorithms.engines.moves import Move
+
+ELEMENTWISE = {
+    "sgd": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "sgd-foreach": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "adam": partial(optim.Adam, lr=0.1, amsgrad=True),
+    "adamw": partial(optim.AdamW, lr=0.1),
+    "adamw-fused": partial(optim.AdamW, lr=0.1, fused=True),
+    "nadam": partial(optim.NAdam, lr=0.1),
+    "radam": partial(optim.RAdam, lr=0.1),
+    "adamax": partial(optim.Adamax, lr=0.1),
+    "adagrad": partial(optim.Adagrad, lr=0.1),
+    "adadelta": partial(optim.Adadelta, lr=0.1),
+    "rmsprop": partial(optim.RMSprop, lr=0.1, momentum=0.5, centered=True),
+    "rprop": partial(optim.Rprop, lr=0.1),
+    "asgd": partial(optim.ASGD, lr=0.1),
+}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
+
+
+COLUMNS = Columns.of(model())
+
+
+@pytest.mark.parametrize("name", sorted(ELEMENTWISE))
+def test_stacked_rows_move_like_separate_models(name: str) -> None:
+    torch.manual_seed(0)
+    n, d = 3, COLUMNS.size
+    move, x = Move(ELEMENTWISE[name], n, COLUMNS), torch.randn(n, d, dtype=torch.float64)
+    rows = [nn.Parameter(r.clone()) for r in x]
+    alone = [ELEMENTWISE[name]([r]) for r in rows]
+    for _ in range(5):
+        g = torch.randn(n, d, dtype=torch.float64)
+        kept = x.clone(), g.clone()
+        moved = move(x, g, 0.1)
+        assert torch.equal(x, kept[0])
+        assert torch.equal(g, kept[1])
+        for r, optimizer, row in zip(rows, alone, g, strict=True):
+            r.grad = row.clone()
+            optimizer.step()
+        expected = torch.stack([r.detach() for r in rows])
+        if name == "adamw-fused":  # its kernel rounds the last numbers of a tensor that fill no vector differently
+            torch.testing.assert_close(moved, expected, rtol=1e-14, atol=1e-15)
+            moved = expected
+        assert torch.equal(moved, expected)
+        x = moved
+
+
+def test_a_move_is_not_changed_by_the_next_one() -> None:
+    move, x = Move(ELEMENTWISE["sgd"], 2, COLUMNS), torch.randn(2, COLUMNS.size, dtype=torch.float64)
+    first = move(x, torch.ones_like(x), 0.1)
+    kept = first.clone()
+    move(first, torch.ones_like(x), 0.1)
+    assert torch.equal(first, kept)
+
+
+class Lamb(torch.optim.Optimizer):
+    """Scales its step by the norm of the parameters: not elementwise."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-group["lr"] * float(p.norm()))
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (optim.LBFGS, "optimizer LBFGS is not elementwise: it searches along a line"),
+        (optim.Adafactor, "optimizer Adafactor is not elementwise: its second moment is factored"),
+        (optim.SparseAdam, "optimizer SparseAdam is not elementwise: it needs sparse gradients"),
+        (partial(optim.Muon, lr=0.1), "optimizer Muon is not elementwise: it orthogonalises whole matrices; use SGD"),
+        (Lamb, "optimizer Lamb is not elementwise .* a number moves differently when others are present"),
+        (
+            lambda p: "sgd",
+            "optimizer must be a function of parameters that returns .* got str; write functools.partial",
+        ),
+        (partial(optim.SGD, lr=-1.0), "the optimizer cannot run on stacked workers: Invalid learning rate"),
+    ],
+)
+def test_optimizers_that_cannot_be_stacked_are_refused(factory: Any, message: str) -> None:
+    with pytest.raises(AlgorithmError, match=message):
+        Move(factory, 2, COLUMNS)
+
+
+def test_param_groups_act_on_their_columns() -> None:
+    def no_decay_on_biases(name: str, shape: torch.Size) -> dict[str, float]:
+        return {"weight_decay": 0.0, "lr": 0.02} if name.endswith("bias") else {"weight_decay": 0.5}
+
+    factory = partial(optim.SGD, lr=0.1, momentum=0.9)
+    move = Move(factory, 2, COLUMNS, no_decay_on_biases)
+    assert len(move.optimizer.param_groups) == 4, "weights and biases alternate"
+    torch.manual_seed(0)
+    x = torch.randn(2, COLUMNS.size, dtype=torch.float64)
+    start, steps = x, [torch.randn_like(x) for _ in range(3)]
+    for g, lr in zip(steps, (0.1, 0.05, 0.2), strict=True):
+        x = move(x, g, lr)
+    for i in range(2):
+        alone = model()
+        COLUMNS.write(start[i], alone)
+        named = list(alone.named_parameters())
+        optimizer = factory([{"params": [p], **no_decay_on_biases(n, p.shape)} for n, p in named])
+        base = [group["lr"] for group in optimizer.param_groups]
+        for g, lr in zip(steps, (0.1, 0.05, 0.2), strict=True):
+            for group, b in zip(optimizer.param_groups, base, strict=True):
+                group["lr"] = lr * b / 0.1
+            for (name, p), part in zip(named, COLUMNS.unflatten(g[i]).values(), strict=True):
+                assert name in COLUMNS.names
+                p.grad = part.clone()
+            optimizer.step()
+        torch.testing.assert_close(x[i], COLUMNS.flatten(alone), rtol=1e-14, atol=1e-14)
+
+
+def test_neighbouring_columns_with_equal_options_are_one_group() -> None:
+    assert len(Move(optim.SGD, 2, COLUMNS, lambda name, shape: {"weight_decay": 0.1}).optimizer.param_groups) == 1
+    with pytest.raises(AlgorithmError, match=r"the options of parameter '0\.weight' must not contain 'params'"):
+        Move(optim.SGD, 2, COLUMNS, lambda name, shape: {"params": []})
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: nn.ReLU(), "the model ReLU has no parameter that requires a gradient"),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()),
+            "parameter '1.weight' is torch.float64 on cpu, but '0.weight' is torch.float32",
+        ),
+    ],
+)
+def test_models_that_are_no_row_of_numbers_are_refused(build: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(AlgorithmError, match=message):
+        Columns.of(build())
+
+
+def test_the_learning_rate_of_the_step_reaches_the_optimizer(schedules: dict) -> None:
+    def loss(m: nn.Module, batch: Tensor) -> Tensor:
+        return m(batch).sum()
+
+    def points(lr: Any, factory: Any) -> Tensor:
+        engine = StackedEngine(
+            model(), loss, algorithm="dsgd", topology=schedules["ring"](3), optimizer=factory, lr=lr, gradients="vmap"
+        )
+        records = [engine.step(torch.ones(3, 1, 4, dtype=torch.float64)) for _ in range(2)]
+        rates.append([r.lr for r in records])
+        return engine.x
+
+    rates: list[list[float]] = []
+    by_schedule = points(lambda t: 0.3 / (t + 1), partial(optim.SGD, lr=7.0))
+    assert torch.equal(points(None, partial(optim.SGD, lr=0.25)), points(0.25, partial(optim.SGD, lr=7.0)))
+    assert rates == [[0.3, 0.15], [0.25, 0.25], [0.25, 0.25]]
+    assert not torch.equal(by_schedule, points(0.3, optim.SGD))
