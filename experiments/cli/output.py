@@ -6,7 +6,10 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def print_json(result: Mapping[str, Any]) -> None:
@@ -16,7 +19,6 @@ def print_json(result: Mapping[str, Any]) -> None:
 
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     """A table on standard output: numbers with 6 significant digits, absent values as a dash."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
@@ -24,7 +26,14 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         table.add_column(column, justify="left" if at == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(shown(value) for value in row))
-    Console().print(table)
+    console().print(table)
+
+
+def console() -> Console:
+    """Standard output; wide where it is no terminal, so that a redirected table keeps its lines."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 140)
 
 
 def shown(value: Any) -> str:

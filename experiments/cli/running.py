@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dissensus.experiments.cli.output import print_json
+from dissensus.experiments.cli.output import console, print_json
 
 if TYPE_CHECKING:
     from dissensus.experiments.config import Study
@@ -65,11 +65,9 @@ def conclude(
 
 def print_report(report: Report) -> None:
     """The arms, the verdicts, and on the last line the path of the page."""
-    from rich.console import Console
-
     from dissensus.experiments.tables import arms_table, verdict_table
 
-    console = Console()
-    console.print(arms_table(report.results))
-    console.print(verdict_table(report.findings))
-    console.print(f"\n{report.path}", soft_wrap=True, highlight=False)
+    out = console()
+    out.print(arms_table(report.results))
+    out.print(verdict_table(report.findings))
+    out.print(f"\n{report.path}", soft_wrap=True, highlight=False)

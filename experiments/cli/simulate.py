@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         progress.begin(1, cell.train.steps)
         outcome = run_cell(cell, args.out, lambda _: progress.advance(1))
         progress.finish(outcome)
-    summary = Run(outcome.path).summary
+    summary = Run.read(outcome.path).summary
     if args.json:
         print_json({"path": str(outcome.path), **summary})
     else:

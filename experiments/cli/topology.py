@@ -108,9 +108,33 @@ def _weights(topology: Topology) -> list[list[tuple[int, int, float]]]:
 
 
 def _show(reports: list[dict[str, Any]]) -> None:
-    keys = [k for k in reports[0] if k != "rounds" and not isinstance(reports[0][k], dict)]
-    columns = ["", *(r["name"] for r in reports)]
-    print_table("", columns, [[k.replace("_", " "), *(r.get(k) for r in reports)] for k in keys if k != "name"])
+    flat = [_flat(r) for r in reports]
+    keys = [k for k in dict.fromkeys(k for f in flat for k in f) if any(f.get(k) not in (None, []) for f in flat)]
+    print_table("", ["", *(r["name"] for r in reports)], [[k, *(f.get(k) for f in flat)] for k in keys])
+    for r in reports:
+        for why in r["skipped"]:
+            print(f"{r['name']}: {why}")
+
+
+def _flat(report: dict[str, Any]) -> dict[str, Any]:
+    """The figures for people: one line each, what only machines want left out."""
+    lines: dict[str, Any] = {}
+    for key, value in report.items():
+        words = key.replace("_", " ")
+        if key in ("name", "skipped", "rounds") or key.endswith("_error"):
+            continue
+        if key == "connected_rounds" and value is not None:
+            lines["connected rounds"] = f"{sum(value)} of {len(value)}"
+        elif isinstance(value, dict):
+            lines |= {f"{words} to {level}": steps for level, steps in value.items()}
+        elif isinstance(value, list) and len(value) > _LONGEST_LIST:
+            lines[words] = f"{len(value)} values (see --json)"
+        else:
+            lines[words] = value
+    return lines
+
+
+_LONGEST_LIST = 16
 
 
 def _list(*, as_json: bool) -> int:

@@ -1,0 +1,250 @@
+"""What a study is: the sections of its TOML file as checked values.
+
+    name = "first"            # runs/<name>/...
+    seeds = [0, 1, 2]         # the paired axis: all arms of a seed share start, data and order
+
+    [data]
+    name = "digits"           # further keys of [data], [model], [topology], [optimizer] and [arms.*] are the
+    [model]                   # parameters of what is named, checked against its signature
+    name = "mlp"
+    width = 64
+    [topology]
+    name = "ring"
+    [arms.dsgd-ac]
+    algorithm = "dsgd-ac"
+    p = 3.0
+
+How files, overrides and errors with their places come together is in `loading`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from dissensus.experiments.errors import ConfigError
+from dissensus.theory.errors import nearest
+
+Positive = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_+-]*$")]
+BatchNorm = Literal["frozen", "average", "local", "recalibrate"]
+
+
+class Section(BaseModel):
+    """A part of a study that knows all its keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Named(BaseModel):
+    """Something from a registry: the keys beside its own are the parameters of what is named."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of what is named."""
+        return dict(self.model_extra or {})
+
+
+class Data(Named):
+    """The data set, and how its training samples come to the workers."""
+
+    name: str = "digits"
+    partition: Literal["shuffled", "iid"] = "shuffled"
+    """`shuffled`: dealt anew to all workers every epoch (what a DistributedSampler does); `iid`: fixed equal shards."""
+
+
+class Model(Named):
+    """The model that every worker trains."""
+
+    name: str = "mlp"
+
+
+class TopologyChoice(Named):
+    """Who mixes with whom."""
+
+    name: str = "ring"
+
+
+class Optimizer(Named):
+    """The local move: any elementwise optimizer of `torch.optim`, by its name in lower case."""
+
+    name: str = "sgd"
+
+
+class Rate(Section):
+    """The learning rate over the steps: a linear warm-up to the peak, then constant or a cosine to its last value."""
+
+    peak: Annotated[float, Field(gt=0)] = 0.1
+    schedule: Literal["constant", "cosine"] = "cosine"
+    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup_from: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """The first rate as a share of the peak."""
+    last: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Where the cosine would arrive one step after the last, as a share of the peak."""
+
+
+class Train(Section):
+    """How long and how wide."""
+
+    steps: Positive = 1000
+    workers: Positive = 8
+    batch: Positive = 16
+    """Samples per worker and step."""
+    gradients: Literal["auto", "vmap", "loop"] = "vmap"
+    dtype: Literal["float32", "float64"] = "float32"
+    threads: Positive = 1
+    """Threads of torch in one cell; part of the configuration because the order of sums depends on it."""
+
+
+class Probes(Section):
+    """What is measured and how often. Everything is also measured at the end."""
+
+    every: Positive = 25
+    """Steps between loss, accuracy and consensus distance."""
+    curvature_every: Annotated[int, Field(ge=0)] = 250
+    """Steps between Hessian trace, envelope, alignment and gradient noise; 0: only at the end, and no prediction."""
+    samples: Positive | None = None
+    """Training samples under the Hessian and the envelope; all if not said."""
+    trace_error: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """The relative half-width of the final trace's 95 % interval at which its estimation stops; before the end, 0.1."""
+    noise_batches: Annotated[int, Field(ge=2)] = 64
+    """Batches of one worker whose gradient noise is measured at each of these times."""
+    bn: BatchNorm = "average"
+    """What is done about BatchNorm in the consensus model, if there is any."""
+
+
+class Arm(BaseModel):
+    """One line of the comparison: an algorithm with its parameters, and what else differs from the study."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    algorithm: str
+    label: str | None = None
+    changes: dict[str, Any] = Field(default_factory=dict)
+    """Dotted keys of the study that are different in this arm, such as `"topology.name" = "complete"`."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the algorithm."""
+        return dict(self.model_extra or {})
+
+
+class Decision(Section):
+    """How the arms are compared; fixed in the file, before anything runs."""
+
+    treatment: Name | None = None
+    """The arm that the statements are about, against each of the others; the last one if not said."""
+    level: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    note: str = ""
+    """How the setting came about, for the page to say beside the verdicts."""
+
+
+class Study(Section):
+    """Arms times seeds, all else equal."""
+
+    name: Name = "study"
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    data: Data = Data()
+    model: Model = Model()
+    topology: TopologyChoice = TopologyChoice()
+    optimizer: Optimizer = Optimizer()
+    lr: Rate = Rate()
+    train: Train = Train()
+    probes: Probes = Probes()
+    decision: Decision = Decision()
+    arms: Annotated[dict[Name, Arm], Field(min_length=1)]
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) != len(seeds):
+            raise ValueError(f"a seed is listed twice in {list(seeds)}: every seed is one pair of runs")
+        return seeds
+
+    @model_validator(mode="after")
+    def _warm(self) -> Study:
+        if self.lr.warmup >= self.train.steps:
+            raise ValueError(f"lr.warmup = {self.lr.warmup} must be shorter than train.steps = {self.train.steps}")
+        if self.decision.treatment is not None and self.decision.treatment not in self.arms:
+            chosen = self.decision.treatment
+            raise ValueError(f"decision.treatment = {chosen!r} is no arm{nearest(chosen, self.arms)}")
+        return self
+
+    @property
+    def treatment(self) -> str:
+        """The arm that the statements are about."""
+        return self.decision.treatment or list(self.arms)[-1]
+
+    def cells(self) -> list[Study]:
+        """One study per (seed, arm), each of which reproduces its run alone."""
+        return [self.cell(arm, seed) for seed in self.seeds for arm in self.arms]
+
+    def cell(self, arm: str, seed: int) -> Study:
+        """The study of one run: one arm with its changes applied, one seed."""
+        if arm not in self.arms:
+            raise ConfigError(f"no arm {arm!r} in study {self.name!r}{nearest(arm, self.arms)}")
+        chosen = self.arms[arm]
+        plain = resolved(self)
+        for path, value in flatten(chosen.changes).items():
+            place(plain, path, value)
+        plain["arms"] = {arm: resolved(chosen.model_copy(update={"changes": {}}))}
+        plain["seeds"] = [seed]
+        del plain["decision"]
+        return Study.model_validate(plain)
+
+    @property
+    def only(self) -> tuple[str, Arm, int]:
+        """The arm and the seed of a single cell."""
+        if len(self.arms) != 1 or len(self.seeds) != 1:
+            raise ConfigError(f"study {self.name!r} is not one cell: {len(self.arms)} arms, {len(self.seeds)} seeds")
+        name, arm = next(iter(self.arms.items()))
+        return name, arm, self.seeds[0]
+
+    @property
+    def digest(self) -> str:
+        """Eight hexadecimal digits that change with any key."""
+        return hashlib.sha256(json.dumps(resolved(self), sort_keys=True).encode()).hexdigest()[:8]
+
+    def label(self, arm: str) -> str:
+        """What a figure calls an arm."""
+        return self.arms[arm].label or arm
+
+
+def resolved(value: BaseModel) -> dict[str, Any]:
+    """Everything as plain data with the defaults filled in, ready for TOML (which has no null) and JSON."""
+    return value.model_dump(mode="json", exclude_none=True)
+
+
+def place(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Writes the value at a dotted path, making the tables on its way."""
+    *tables, key = path.split(".")
+    for table in tables:
+        tree = tree.setdefault(table, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"cannot set {path!r}: {table!r} is a value, not a section")
+    tree[key] = value
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested tables by dotted path."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            leaves.update(flatten(value, f"{path}."))
+        elif not isinstance(value, Mapping):
+            leaves[path] = value
+    return leaves
+
+
+def difference(a: Study, b: Study) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys in which two studies differ, with both values (`None`: not set)."""
+    left, right = flatten(resolved(a)), flatten(resolved(b))
+    keys = dict.fromkeys([*left, *right])
+    return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}

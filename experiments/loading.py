@@ -1,0 +1,161 @@
+"""From files and overrides to a study: merged left to right, then `section.key=value`, and every error with its place.
+
+Precedence: defaults < first file < ... < last file < overrides. Every leaf remembers where it came from, so an error
+says `ring.toml: unknown key 'train.stesp'; did you mean 'steps'?`. A misspelt key is never passed over.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dissensus.experiments.config import Arm, Study, place, resolved
+from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.toml import write_toml
+from dissensus.theory.errors import MixingError, nearest
+
+Path_ = tuple[str, ...]
+_COMMAND_LINE = "command line"
+
+
+def load(files: str | Path | Sequence[str | Path] = (), overrides: Iterable[str] = (), **values: Any) -> Study:
+    """Reads TOML files, merged left to right, then applies `section.key=value` overrides, then checks every name.
+
+    Keyword arguments are sections given in Python, below all files: `load(arms={"dsgd": {"algorithm": "dsgd"}})`.
+    """
+    tree: dict[str, Any] = {}
+    origin: dict[Path_, str] = {}
+    _merge(tree, values, "arguments", origin)
+    for file in [files] if isinstance(files, str | Path) else files:
+        _merge(tree, _read(Path(file)), str(file), origin)
+    for override in overrides:
+        path, value = _override(override)
+        try:
+            place(tree, path, value)
+        except ConfigError as error:
+            raise ConfigError(f"{_COMMAND_LINE}: {error}") from None
+        origin[tuple(path.split("."))] = f"{_COMMAND_LINE}: --{path}"
+    return study_of(tree, origin)
+
+
+def study_of(tree: Mapping[str, Any], origin: Mapping[Path_, str] | None = None) -> Study:
+    """A checked study from nested tables."""
+    origin = origin or {}
+    try:
+        study = Study.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, origin)) from None
+    for arm in study.arms:
+        _check_names(study, arm, origin)
+    return study
+
+
+def write(study: Study, path: Path) -> None:
+    """Writes the resolved study; `load(path)` gives it back and reproduces its runs."""
+    path.write_text(write_toml(resolved(study)), encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            return tomllib.load(stream)
+    except FileNotFoundError:
+        beside = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        raise ConfigError(f"no configuration file {str(path)!r}{nearest(path.name, beside)}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+
+
+def _merge(tree: dict[str, Any], new: Mapping[str, Any], source: str, origin: dict[Path_, str], at: Path_ = ()) -> None:
+    for key, value in new.items():
+        origin[(*at, key)] = source
+        if isinstance(value, Mapping):
+            below = tree.get(key)
+            tree[key] = below = dict(below) if isinstance(below, Mapping) else {}
+            _merge(below, value, source, origin, (*at, key))
+        else:
+            tree[key] = value
+
+
+def _override(text: str) -> tuple[str, Any]:
+    path, equals, value = text.removeprefix("--").partition("=")
+    if not equals or not path or not all(path.split(".")):
+        raise ConfigError(f"{_COMMAND_LINE}: expected section.key=value, got {text!r}")
+    try:
+        return path, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path, value
+
+
+def _where(path: Path_, origin: Mapping[Path_, str]) -> str:
+    for end in range(len(path), 0, -1):
+        if path[:end] in origin:
+            return f"{origin[path[:end]]}: "
+    return ""
+
+
+def _explain(error: ValidationError, origin: Mapping[Path_, str]) -> str:
+    lines = []
+    for problem in error.errors():
+        path = tuple(str(part) for part in problem["loc"] if part != "[key]")
+        where, dotted = _where(path, origin), ".".join(path)
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"{where}unknown key {dotted!r}{nearest(path[-1], _fields(path[:-1]))}")
+        elif problem["type"] == "missing":
+            lines.append(f"{where}{dotted!r} is missing")
+        else:
+            said = problem["msg"].removeprefix("Value error, ")
+            got = "" if isinstance(problem["input"], Mapping | BaseModel) else f", got {problem['input']!r}"
+            lines.append(f"{where}{dotted + ': ' if dotted else ''}{said}{got}")
+    return "\n".join(lines)
+
+
+def _fields(path: Path_) -> list[str]:
+    """The keys of the section at a path."""
+    model: Any = Study
+    for part in path:
+        model = Arm if model is Study and part == "arms" else model
+        field = model.model_fields.get(part) if model is not Arm else None
+        model = field.annotation if field is not None else model
+    return list(model.model_fields)
+
+
+def _check_names(study: Study, arm: str, origin: Mapping[Path_, str]) -> None:
+    """Builds everything that an arm names, apart from the data, and gives a refusal its place."""
+    from dissensus.algorithms.registry import algorithm
+    from dissensus.experiments.data import DATASETS
+    from dissensus.experiments.models import MODELS
+    from dissensus.experiments.optimizers import check_optimizer
+    from dissensus.theory import topology
+
+    try:
+        cell = study.cell(arm, study.seeds[0])
+    except ValidationError as error:
+        raise ConfigError(
+            f"{_where(('arms', arm, 'changes'), origin)}arms.{arm}.changes: {_explain(error, {})}"
+        ) from None
+    chosen = cell.arms[arm]
+    checks = {
+        ("data",): lambda: DATASETS.check(cell.data.name, cell.data.parameters),
+        ("model",): lambda: MODELS.check(cell.model.name, cell.model.parameters),
+        ("optimizer",): lambda: check_optimizer(cell.optimizer.name, cell.optimizer.parameters),
+        ("topology",): lambda: topology(cell.topology.name, cell.train.workers, **cell.topology.parameters),
+        ("arms", arm): lambda: algorithm(chosen.algorithm, **chosen.parameters),
+    }
+    for path, check in checks.items():
+        try:
+            check()
+        except (ValueError, TypeError, MixingError) as error:
+            where = _where((*path, _mentioned(str(error), study, path)), origin) or _where(path, origin)
+            raise ConfigError(f"{where}[{'.'.join(path)}] {error}") from None
+
+
+def _mentioned(message: str, study: Study, path: Path_) -> str:
+    """The key of the section that the message quotes, so that the place is the place of that key."""
+    section: Any = study.arms[path[1]] if path[0] == "arms" else getattr(study, path[0])
+    keys = [*section.parameters, "name" if path[0] != "arms" else "algorithm"]
+    return next((key for key in keys if f"parameter {key!r}" in message), keys[-1])

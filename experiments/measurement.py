@@ -1,0 +1,116 @@
+"""What is looked at during training, and which weights it speaks of.
+
+Cheap, often: losses and accuracy of the consensus model, the mean loss and the accuracies of the workers, consensus
+distance. Dear, seldom: Hessian trace and largest eigenvalue of the consensus model, what the disagreement costs
+(the envelope, measured and as 1/2 tr(H Sigma)), how it lies relative to curvature (the alignment), and the gradient
+noise by curvature, from which theory predicts the disagreement. All of it on consensus weights unless `which` says
+otherwise; nothing of it leaves a trace on the training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dissensus.algorithms.streams import stream_seed
+from dissensus.experiments.cell import Batch, Setup, draw_batches
+from dissensus.experiments.models import cross_entropy
+from dissensus.experiments.records import Recorder
+from dissensus.probes import (
+    Curvature,
+    NoiseMeasure,
+    alignment,
+    consensus_distance,
+    envelope,
+    hessian_trace,
+    noise_measure,
+    top_eigenvalues,
+)
+
+_ON_THE_WAY = 0.1
+"""The accuracy of a trace during training, where it is only the alignment's denominator."""
+
+
+@torch.no_grad()
+def evaluate(module: nn.Module, batches: Sequence[Batch]) -> tuple[float, float]:
+    """The mean loss and the share of correct answers over all samples."""
+    loss, right, count = 0.0, 0, 0
+    for x, y in batches:
+        scores = module(x)
+        loss += float(nn.functional.cross_entropy(scores, y, reduction="sum"))
+        right += int((scores.argmax(dim=1) == y).sum())
+        count += len(y)
+    return loss / count, right / count
+
+
+def measure_learning(setup: Setup, recorder: Recorder, gamma: float | None) -> None:
+    """Records the consensus model's losses and accuracy, the consensus distance, and this step's lr and gamma."""
+    engine, step = setup.engine, setup.engine.t
+    bn = setup.cell.probes.bn if engine.buffers else "none"
+    with engine.consensus(**_policy(setup)) as module:
+        for name, batches in (("train", setup.train_batches), ("test", setup.test_batches)):
+            loss, accuracy = evaluate(module, batches)
+            recorder.metric(step, f"{name}_loss", loss, which="consensus", bn=bn)
+            recorder.metric(step, f"{name}_accuracy", accuracy, which="consensus", bn=bn)
+    distance = consensus_distance(engine.x)
+    recorder.metric(step, "consensus_distance", distance.xi, which="workers")
+    recorder.metric(step, "mean_distance", distance.mean_norm, which="workers")
+    if step < setup.cell.train.steps:
+        recorder.metric(step, "lr", setup.lr(step), which="workers")
+    if gamma is not None:
+        recorder.metric(step, "gamma", gamma, which="workers")
+
+
+def measure_workers(setup: Setup, recorder: Recorder) -> None:
+    """Records how single workers do on the test set: their mean and the worst of them."""
+    accuracies = []
+    for i in range(setup.engine.size):
+        with setup.engine.worker(i) as module:
+            accuracies.append(evaluate(module, setup.test_batches)[1])
+    step = setup.engine.t
+    recorder.metric(step, "test_accuracy", sum(accuracies) / len(accuracies), which="mean")
+    recorder.metric(step, "test_accuracy", min(accuracies), which="worst")
+
+
+def measure_curvature(setup: Setup, recorder: Recorder, *, noise: bool, eigenvalue: bool) -> NoiseMeasure | None:
+    """Records curvature at the consensus model and what the disagreement makes of it; returns the noise measure."""
+    engine, step, probes = setup.engine, setup.engine.t, setup.cell.probes
+    began = time.perf_counter()
+    seed = stream_seed(setup.seed, "probe", "curvature", step)
+    about = {"bn": probes.bn if engine.buffers else "none"}
+    x = engine.x
+    found = None
+    with engine.consensus(**_policy(setup)) as module:
+        operator = Curvature(module, cross_entropy, setup.probe_batches)
+        accuracy = probes.trace_error if eigenvalue else max(probes.trace_error, _ON_THE_WAY)
+        trace = hessian_trace(operator, rtol=accuracy, seed=seed)
+        recorder.probe(step, "hessian_trace", trace.to_dict(), which="consensus", **about)
+        if eigenvalue:
+            top = top_eigenvalues(operator, 1, seed=seed)[0]
+            recorder.probe(step, "top_eigenvalue", top.to_dict(), which="consensus", **about)
+        if consensus_distance(x).xi > 0.0:
+            gap = envelope(module, cross_entropy, setup.envelope_batches, x, dtype=torch.float64, seed=seed)
+            aligned = alignment(operator, x, trace=trace)
+            recorder.probe(step, "envelope", gap.to_dict(), which="workers", **about)
+            recorder.probe(step, "alignment_normalised", aligned.normalised.to_dict(), which="workers", **about)
+            recorder.metric(step, "alignment_numerator", aligned.numerator, which="workers", **about)
+            recorder.metric(step, "alignment_rayleigh", aligned.rayleigh, which="workers", **about)
+        else:
+            recorder.metric(step, "envelope", 0.0, which="workers", **about)
+        if noise:
+            sample = draw_batches(setup, step, probes.noise_batches)
+            found = noise_measure(
+                module, cross_entropy, sample, seed, batches=setup.probe_batches, operator=operator, vectors=4
+            ).compressed(24)
+            recorder.probe(step, "gradient_noise", found.variance.to_dict(), which="consensus", **about)
+    recorder.metric(step, "probe_seconds", time.perf_counter() - began, which="consensus")
+    return found
+
+
+def _policy(setup: Setup) -> dict[str, Any]:
+    bn = setup.cell.probes.bn
+    return {"bn": bn, "batches": setup.train_batches if bn == "recalibrate" else None}

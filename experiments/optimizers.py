@@ -1,0 +1,73 @@
+r"""The local move by name (any optimizer of `torch.optim`), and the learning rate over the steps.
+
+With peak rate a, warm-up w from a share f, last share l and T steps, the rate of step t is
+
+$$ a\,\bigl(f + (1-f)\,t/w\bigr) \quad (t < w), \qquad
+   a\,\bigl(l + (1-l)\,\tfrac12\bigl(1+\cos\pi\tfrac{t-w}{T-w}\bigr)\bigr) \quad (t \ge w). $$
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dissensus.experiments.config import Rate
+from dissensus.experiments.errors import ConfigError
+from dissensus.theory.errors import nearest
+
+Factory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
+
+def optimizer(name: str, parameters: Mapping[str, Any], lr: float) -> Factory:
+    """What makes the local optimizer from a list of tensors; the engine writes the rate of each step into it."""
+    check_optimizer(name, parameters)
+    return functools.partial(_known()[_plain(name)], lr=lr, **parameters)
+
+
+def check_optimizer(name: str, parameters: Mapping[str, Any]) -> None:
+    """Refuses an unknown optimizer or parameter with the nearest one."""
+    known = _known()
+    if _plain(name) not in known:
+        raise ConfigError(f"unknown optimizer {name!r}{nearest(_plain(name), known)}")
+    signature = [key for key in inspect.signature(known[_plain(name)]).parameters if key not in ("params", "lr")]
+    for key in parameters:
+        if key == "lr":
+            raise ConfigError("the learning rate is not a parameter of the optimizer: set lr.peak")
+        if key not in signature:
+            raise ConfigError(f"optimizer {name!r} has no parameter {key!r}{nearest(key, signature)}")
+
+
+def rate_at(rate: Rate, steps: int) -> Callable[[int], float]:
+    """The learning rate of step t of `steps`."""
+
+    def at(t: int) -> float:
+        if t < rate.warmup:
+            return rate.peak * (rate.warmup_from + (1.0 - rate.warmup_from) * t / rate.warmup)
+        if rate.schedule == "constant":
+            return rate.peak
+        progress = min(1.0, (t - rate.warmup) / (steps - rate.warmup))
+        return rate.peak * (rate.last + (1.0 - rate.last) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+    return at
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _known() -> dict[str, type[torch.optim.Optimizer]]:
+    return {
+        name.lower(): value
+        for name, value in vars(torch.optim).items()
+        if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
+    }
+
+
+def is_sgd(name: str) -> bool:
+    """Whether the local move is SGD, for which the theory of the disagreement is exact on quadratics."""
+    return _plain(name) == "sgd"

@@ -1,0 +1,151 @@
+"""The figures of a report from the results of a study, each with its caption: what to look at, and which weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from dissensus.experiments.config import Study
+from dissensus.experiments.figures.curvature import curvature_figure
+from dissensus.experiments.figures.disagreement import consensus_figure, envelope_figure
+from dissensus.experiments.figures.learning import learning_figure
+from dissensus.experiments.figures.topology import topology_figure
+from dissensus.experiments.results import Results
+from dissensus.experiments.tables import QUANTITIES, finals
+from dissensus.theory import topology
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with the words below it."""
+
+    name: str
+    figure: Figure
+    title: str
+    caption: str
+
+
+def pictures(results: Results) -> list[Picture]:
+    """All figures of a study, in the order of the page."""
+    return [learning(results), disagreement(results), curvature(results), envelope(results), graph(results)]
+
+
+def learning(results: Results) -> Picture:
+    """Losses and accuracy of the consensus model."""
+    figure = learning_figure(
+        *(results.curves(n, which="consensus") for n in ("train_loss", "test_loss", "test_accuracy"))
+    )
+    caption = (
+        "Look at the test panels once the learning rate has decayed: the arms start from the same weights and see the "
+        "same batches, so what opens between them is due to the mixing alone; compare it with the gap in training "
+        f"loss. The vertical axes leave out the first tenth of training. {_weights(results)} {_bands(results)}"
+    )
+    return Picture("learning", figure, "Loss and accuracy of the consensus model", caption)
+
+
+def disagreement(results: Results) -> Picture:
+    """Consensus distance, measured beside predicted."""
+    measured = results.curves("consensus_distance", which="workers")
+    predicted = results.curves("consensus_distance", which="theory")
+    lr = results.curve("lr", results.order[0])
+    figure = consensus_figure(measured, predicted, results.curves("gamma"), lr)
+    caption = (
+        "Look at how far the workers are apart as the learning rate falls, and at how close the dashed lines are to "
+        "the solid ones. The dashed lines are computed from the topology, the optimizer, the learning rate, γ, and the "
+        "gradient noise by curvature that was measured at a few times during the run; nothing is fitted to the "
+        f"consensus distance. {_ratio(results, 'consensus_distance')} Weights: all workers, as they are, against their "
+        f"average. {_bands(results, 'log')}"
+    )
+    return Picture("consensus", figure, "Consensus distance, measured and predicted", caption)
+
+
+def curvature(results: Results) -> Picture:
+    """Hessian trace and top eigenvalue at the end."""
+    by_name = {q.name: q for q in QUANTITIES}
+    panels = [
+        {results.label(arm): finals(results, by_name[name], arm) for arm in results.order}
+        for name in ("hessian_trace", "top_eigenvalue")
+    ]
+    caption = (
+        "Look at whether the large symbols (mean over seeds, bar: 95 % t-interval of that mean) are apart by more than "
+        "their bars. Small symbols are single seeds, and their thin bars are the 95 % interval of the estimator alone "
+        "(trace: random probe vectors; eigenvalue: Lanczos residual, too small to see): two different errors. "
+        f"{_weights(results)} Loss: cross-entropy over {_samples(results)}, in eval mode."
+    )
+    return Picture("curvature", curvature_figure(*panels), "Curvature of the consensus model at the end", caption)
+
+
+def envelope(results: Results) -> Picture:
+    """The envelope and the alignment."""
+    figure = envelope_figure(
+        results.curves("envelope", which="workers"),
+        results.curves("alignment_numerator", which="workers", scale=0.5),
+        results.curves("envelope", which="theory"),
+        results.curves("alignment_normalised", which="workers"),
+    )
+    caption = (
+        "Left: how much more the workers lose on average than the model that is their average. Where solid symbols and "
+        "hollow ones (half of tr(HΣ), Σ the covariance of the disagreement) agree, the loss is quadratic at the scale "
+        f"of the disagreement. {_ratio(results, 'envelope')} Right: 1 means that the disagreement does not care about "
+        "curvature, more that it lies in sharp directions. The two panels may move in opposite ways: a larger penalty "
+        "with weaker alignment is possible. Lines only connect the times of measurement. Hessian: at the consensus "
+        f"model, over {_samples(results)}. {_bands(results, 'log')}"
+    )
+    return Picture("envelope", figure, "What the disagreement costs, and how it lies relative to curvature", caption)
+
+
+def graph(results: Results) -> Picture:
+    """The topology."""
+    study = results.by_arm[results.treatment][0].study
+    chosen = topology(study.topology.name, study.train.workers, **study.topology.parameters)
+    caption = (
+        "Look at the eigenvalue next to 1: its distance to 1 is the gap that pulls the workers together, and the slope "
+        "on the right is what it means for the slowest disagreement over repeated exchanges. With adaptive consensus "
+        f"every eigenvalue λ becomes 1 − γ(1 − λ). Topology: {chosen.name}, n = {chosen.size}"
+        + "".join(f", {key} = {value}" for key, value in study.topology.parameters.items())
+        + ". An arm that averages over all workers does not use it."
+    )
+    return Picture("topology", topology_figure(chosen), "Who mixes with whom", caption)
+
+
+def _weights(results: Results) -> str:
+    study = results.first.study
+    return f"Weights: consensus (the average of {study.train.workers} workers){_batchnorm(results)}."
+
+
+def _batchnorm(results: Results) -> str:
+    row = results.first.last("test_loss") or {}
+    return "; the model has no BatchNorm" if row.get("bn") == "none" else f"; BatchNorm: {row.get('bn')}"
+
+
+def _bands(results: Results, axis: str = "") -> str:
+    n = len(results.seeds)
+    words = f"Lines: {'geometric ' if axis == 'log' else ''}mean over {n} seeds; bands: 95 % t-interval of the mean"
+    return (words + (" of the logarithm." if axis == "log" else ".")) if n > 1 else "One seed, so no bands."
+
+
+def _samples(results: Results) -> str:
+    study: Study = results.first.study
+    count = study.probes.samples
+    everything = results.first.meta.get("train_samples")
+    return f"{count} training samples" if count and count < (everything or 0) else f"all {everything} training samples"
+
+
+def _ratio(results: Results, name: str) -> str:
+    """Predicted over measured where both are, as computed numbers; the caption does not judge."""
+    parts = []
+    for arm in results.order:
+        measured, predicted = (results.curve(name, arm, which=which).logarithm() for which in ("workers", "theory"))
+        expected = dict(zip(predicted.steps, predicted.mean, strict=True))
+        found = zip(measured.steps, measured.mean, strict=True)
+        gaps = np.array([expected.get(t, np.nan) - value for t, value in found])
+        gaps = gaps[np.isfinite(gaps)]
+        if len(gaps):
+            middle, low, high, last = np.exp([gaps.mean(), gaps.min(), gaps.max(), gaps[-1]])
+            span = f"between {low:.2f} and {high:.2f}, {last:.2f} at the end"
+            parts.append(f"{results.label(arm)} {middle:.2f} ({span})")
+    if not parts:
+        return "No prediction: the theory covers DSGD and DSGD-AC with SGD, and needs probes.curvature_every > 0."
+    return f"Predicted over measured, geometric mean over the run: {'; '.join(parts)}."

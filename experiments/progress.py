@@ -1,0 +1,83 @@
+"""Who is told how far a study is: nobody, or a bar in the terminal. Tests and notebooks hand in their own."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Protocol
+
+from dissensus.experiments.runner import Outcome
+
+
+class Progress(Protocol):
+    """Told about every cell; a study calls it from one thread only."""
+
+    def begin(self, cells: int, steps: int) -> None:
+        """Before anything runs: how many cells, and how many steps all of them have together."""
+        ...
+
+    def advance(self, steps: int) -> None:
+        """So many steps more are done."""
+        ...
+
+    def finish(self, outcome: Outcome) -> None:
+        """A cell ended."""
+        ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def begin(self, cells: int, steps: int) -> None:
+        """Nothing."""
+
+    def advance(self, steps: int) -> None:
+        """Nothing."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """Nothing."""
+
+
+class Bar:
+    """One bar on standard error with the cells done, the share of steps, and the time that remains."""
+
+    def __init__(self, title: str = "training") -> None:
+        self.title = title
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Bar:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %  {task.fields[cells]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, cells: int, steps: int) -> None:
+        """Shows the empty bar."""
+        self._cells, self._done = cells, 0
+        self._task = self._bar.add_task(self.title, total=steps, cells=f"0/{cells} runs")
+
+    def advance(self, steps: int) -> None:
+        """Moves the bar."""
+        self._bar.advance(self._task, steps)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Counts the run; what failed is named at once, above the bar."""
+        self._done += 1
+        self._bar.update(self._task, cells=f"{self._done}/{self._cells} runs")
+        if outcome.status != "ok":
+            self._bar.console.print(f"{outcome.arm}, seed {outcome.seed}: {outcome.status}: {outcome.error}")

@@ -1,0 +1,145 @@
+"""Arms times seeds: every cell of a study, one after the other or in several processes, and what came of them.
+
+Ctrl-C ends the cells that run, each with a readable, `interrupted` run directory, and is passed on. With `resume` the
+cells that are `ok` on disk are not run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import queue
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from dissensus.experiments.config import Study
+from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.loading import write
+from dissensus.experiments.progress import Progress, Silent
+from dissensus.experiments.records import STUDY_FILE, Run, directory_of
+from dissensus.experiments.runner import Outcome, run_cell
+
+_REPORTED = 20
+"""Steps between two messages about progress."""
+
+
+def run_study(
+    study: Study,
+    root: Path | str = "runs",
+    *,
+    processes: int = 1,
+    progress: Progress | None = None,
+    resume: bool = False,
+) -> list[Outcome]:
+    """Runs every cell of a study and returns how each ended, in the order of the cells.
+
+    With more than one process, cells run in fresh interpreters (spawn): call it from an importable main module or a
+    notebook. Results do not depend on the number of processes.
+    """
+    if processes < 1:
+        raise ConfigError(f"processes must be at least 1, got {processes}")
+    root, progress = Path(root), progress or Silent()
+    cells = study.cells()
+    kept = {at: outcome for at, cell in enumerate(cells) if resume and (outcome := _finished(cell, root)) is not None}
+    todo = {at: cell for at, cell in enumerate(cells) if at not in kept}
+    (root / study.name).mkdir(parents=True, exist_ok=True)
+    write(study, root / study.name / STUDY_FILE)
+    progress.begin(len(cells), sum(cell.train.steps for cell in cells))
+    for at, outcome in kept.items():
+        progress.advance(cells[at].train.steps)
+        progress.finish(outcome)
+    if processes == 1 or len(todo) <= 1:
+        done = _here(todo, root, progress)
+    else:
+        done = _in_processes(todo, root, progress, min(processes, len(todo)))
+    outcomes = {**kept, **done}
+    return [outcomes[at] for at in sorted(outcomes)]
+
+
+def _finished(cell: Study, root: Path) -> Outcome | None:
+    path = directory_of(root, cell)
+    if not (path / "summary.json").exists():
+        return None
+    run = Run.read(path)
+    return Outcome(path, run.arm, run.seed, "ok") if run.status == "ok" else None
+
+
+def _here(cells: dict[int, Study], root: Path, progress: Progress) -> dict[int, Outcome]:
+    done = {}
+    for at, cell in cells.items():
+        done[at] = run_cell(cell, root, _every_so_often(cell.train.steps, progress.advance))
+        progress.finish(done[at])
+        if done[at].status == "interrupted":
+            raise KeyboardInterrupt
+    return done
+
+
+def _every_so_often(steps: int, tell: Callable[[int], Any]) -> Callable[[int], None]:
+    """Tells about every twentieth step, and about the last."""
+
+    def watch(t: int) -> None:
+        if t % _REPORTED == 0:
+            tell(_REPORTED)
+        elif t == steps:
+            tell(steps % _REPORTED)
+
+    return watch
+
+
+_messages: Any = None
+_stop: Any = None
+
+
+def _initialize(messages: Any, stop: Any) -> None:
+    """A process of the pool: leaves Ctrl-C to its parent, which raises `stop`."""
+    global _messages, _stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _messages, _stop = messages, stop
+
+
+def _in_pool(cell: Study, root: Path) -> Outcome:
+    if _stop.is_set():  # it was waiting in the queue of the pool: leave no directory
+        arm, _, seed = cell.only
+        return Outcome(directory_of(root, cell), arm, seed, "interrupted", "not started")
+    tell = _every_so_often(cell.train.steps, _messages.put)
+
+    def watch(t: int) -> None:
+        tell(t)
+        if _stop.is_set():
+            raise KeyboardInterrupt
+
+    return run_cell(cell, root, watch)
+
+
+def _in_processes(cells: dict[int, Study], root: Path, progress: Progress, processes: int) -> dict[int, Outcome]:
+    context = mp.get_context("spawn")
+    messages, stop = context.Queue(), context.Event()
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_initialize, initargs=(messages, stop))
+    futures = {at: pool.submit(_in_pool, cell, root) for at, cell in cells.items()}
+    try:
+        _follow(list(futures.values()), messages, progress)
+    except KeyboardInterrupt:
+        stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    pool.shutdown()
+    return {at: future.result() for at, future in futures.items()}
+
+
+def _follow(futures: Sequence[Future[Outcome]], messages: Any, progress: Progress) -> None:
+    """Passes messages of the processes on until all cells are done."""
+    waiting = list(futures)
+    while waiting:
+        with contextlib.suppress(queue.Empty):
+            progress.advance(messages.get(timeout=0.1))
+        for future in [f for f in waiting if f.done()]:
+            waiting.remove(future)
+            progress.finish(future.result())
+    while True:
+        try:
+            progress.advance(messages.get(timeout=0.05))
+        except queue.Empty:
+            return
