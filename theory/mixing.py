@@ -47,12 +47,12 @@ class MixingMatrix:
     @classmethod
     def identity(cls, n: int) -> MixingMatrix:
         """The round in which nobody speaks."""
-        return cls(sp.eye_array(n, format="csr"))
+        return cls(sp.csr_array(sp.eye_array(n)))
 
     @property
     def size(self) -> int:
         """The number of workers, n."""
-        return self.weights.shape[0]
+        return len(self.weights.indptr) - 1
 
     def dense(self) -> np.ndarray:
         """The n x n array."""
@@ -125,8 +125,9 @@ def _canonical(weights: Any) -> sp.csr_array:
         w = sp.csr_array(weights, dtype=np.float64, copy=True)
     except (TypeError, ValueError) as error:
         raise MixingError(f"a mixing matrix must be a square array of numbers: {error}") from None
-    if w.ndim != 2 or w.shape[0] != w.shape[1] or w.shape[0] == 0:
-        raise MixingError(f"a mixing matrix must be square with at least one worker, got shape {w.shape}")
+    shape: Any = w.shape
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
+        raise MixingError(f"a mixing matrix must be square with at least one worker, got shape {shape}")
     w.sum_duplicates()
     bad = ~np.isfinite(w.data)
     if bad.any():

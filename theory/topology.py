@@ -109,8 +109,7 @@ class Topology:
     @cached_property
     def promise(self) -> Stochasticity:
         """What holds of every round: `doubly`, `row` or `column` stochastic."""
-        kinds = {w.promise for w in (self.rounds or (self[0],))}
-        return "doubly" if kinds == {"doubly"} else next(iter(kinds - {"doubly"}))
+        return next((w.promise for w in (self.rounds or (self[0],)) if w.promise != "doubly"), "doubly")
 
     @cached_property
     def is_static(self) -> bool:
@@ -207,7 +206,7 @@ def from_function(
 def _check_connected(topology: Topology) -> None:
     """Refuses a period over which the news of some worker never reaches some other."""
     first, *rest = topology.rounds
-    union = sum((abs(w.weights) for w in rest), abs(first.weights))
+    union: Any = sum((abs(w.weights) for w in rest), abs(first.weights))
     count, label = connected_components(union, directed=True, connection="strong")
     if count == 1:
         return
