@@ -109,7 +109,10 @@ class Topology:
     @cached_property
     def promise(self) -> Stochasticity:
         """What holds of every round: `doubly`, `row` or `column` stochastic."""
-        return next((w.promise for w in (self.rounds or (self[0],)) if w.promise != "doubly"), "doubly")
+        for w in self.rounds or (self[0],):
+            if w.promise != "doubly":
+                return w.promise
+        return "doubly"
 
     @cached_property
     def is_static(self) -> bool:
