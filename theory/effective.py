@@ -25,6 +25,8 @@ from dissensus.theory.topology import Topology
 
 DENSE_COVARIANCE = 500
 """Up to this n the covariance of a schedule that is neither symmetric and static nor circulant is solved densely."""
+CUT = 1e-5
+"""Memory beyond this share is cut off in an estimate: far below its standard error, and added to it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def estimate_neighbours(
     if probes < 2:
         raise MixingError(f"an error estimate needs at least 2 probes, got {probes}")
     n, starts = topology.size, phases or topology.period or 64
-    steps = 1 if memory == 0 else max(1, int(np.ceil(np.log(1e-8) / np.log(memory))))
+    steps = 1 if memory == 0 else max(1, int(np.ceil(np.log(CUT) / np.log(memory))))
     rng = np.random.default_rng(seed)
     doubly = all(w.is_doubly_stochastic for w in topology.rounds or (topology[0],))
     traces = np.zeros((starts, probes))

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import scipy.sparse as sp
@@ -142,10 +143,18 @@ def spectral_gap(topology: Topology | MixingMatrix, *, tol: float = 1e-8, route:
         ends = np.sort(known.eigenvalues()) if known.eigenvalues is not None else None
         second, smallest = (None, None) if ends is None else (float(ends[-2]), float(ends[0]))
         return Gap(float(known.spectral_gap), 8 * EPS * float(known.spectral_gap), "closed form", second, smallest)
+    if (known_gap := _found.get(topology, {}).get((tol, route))) is not None:
+        return known_gap
     gap = _numeric_gap(topology, tol, route)
     # the routes read the links and take the sums as one; what the sums are really off by is part of the error
     off = max(float(np.abs(np.asarray(w.weights.sum(axis=1)) - 1.0).max()) for w in topology.rounds or (topology[0],))
-    return replace(gap, error=gap.error + off) if 1e-14 < off <= SUM_TOLERANCE else gap
+    gap = replace(gap, error=gap.error + off) if 1e-14 < off <= SUM_TOLERANCE else gap
+    _found.setdefault(topology, {})[tol, route] = gap
+    return gap
+
+
+_found: WeakKeyDictionary[Topology, dict[tuple[float, str], Gap]] = WeakKeyDictionary()
+"""The gaps computed for topologies that still live: a contraction asks for the gap, a report for both."""
 
 
 def _numeric_gap(topology: Topology, tol: float, route: Route) -> Gap:
