@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from dissensus.experiments.cli.parsing import Parser
-from dissensus.experiments.cli.running import conclude, shown_progress
+from dissensus.experiments.cli.running import conclude
 
 
 def configure(parser: Parser) -> None:
@@ -26,6 +26,4 @@ def run(args: argparse.Namespace) -> int:
     """Runs the demo."""
     from dissensus.experiments.demo import demo_study
 
-    study = demo_study(args.seeds, args.steps)
-    with shown_progress(args.quiet, "demo") as progress:
-        return conclude(study, args.out, processes=args.processes, progress=progress)
+    return conclude(demo_study(args.seeds, args.steps), args.out, processes=args.processes, quiet=args.quiet)

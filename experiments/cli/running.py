@@ -35,7 +35,7 @@ def conclude(
     out: Path,
     *,
     processes: int | None,
-    progress: Progress,
+    quiet: bool = False,
     resume: bool = False,
     as_json: bool = False,
 ) -> int:
@@ -44,7 +44,8 @@ def conclude(
     from dissensus.experiments.study import run_study
 
     count = processes or min(2, os.cpu_count() or 1)
-    outcomes = run_study(study, out, processes=count, progress=progress, resume=resume)
+    with shown_progress(quiet, study.name) as progress:  # the bar ends before anything is printed below it
+        outcomes = run_study(study, out, processes=count, progress=progress, resume=resume)
     folder = out / study.name
     failed = [o for o in outcomes if o.status != "ok"]
     if len(failed) == len(outcomes):

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from dissensus.experiments.cli.parsing import Parser
-from dissensus.experiments.cli.running import conclude, loaded, shown_progress
+from dissensus.experiments.cli.running import conclude, loaded
 
 
 def configure(parser: Parser) -> None:
@@ -36,7 +36,5 @@ def run(args: argparse.Namespace) -> int:
 
         print(write_toml(resolved(study)))
         return 0
-    with shown_progress(args.quiet or args.json, study.name) as progress:
-        return conclude(
-            study, args.out, processes=args.processes, progress=progress, resume=args.resume, as_json=args.json
-        )
+    quiet = args.quiet or args.json
+    return conclude(study, args.out, processes=args.processes, quiet=quiet, resume=args.resume, as_json=args.json)

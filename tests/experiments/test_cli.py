@@ -183,3 +183,54 @@ def test_ctrl_c_exits_with_130_and_leaves_a_record(tmp_path: Path) -> None:
     assert "Traceback" not in err
     summaries = [json.loads(p.read_text()) for p in tmp_path.glob("demo/*/summary.json")]
     assert [s["status"] for s in summaries] == ["interrupted"]
+
+
+def test_the_last_line_of_the_demo_is_the_path_of_its_report(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "dissensus", "demo", "--seeds", "2", "--steps", "20", "--out", str(tmp_path)]
+    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.rstrip("\n").rsplit("\n", 1)[-1] == str(tmp_path / "demo" / "report.html")
+
+
+STUDY = """
+name = "tiny"
+seeds = [0, 1]
+train = { steps = 12, workers = 4, batch = 4 }
+probes = { every = 6, curvature_every = 0 }
+
+[arms.dsgd]
+algorithm = "dsgd"
+
+[arms.ac]
+algorithm = "dsgd-ac"
+p = 2.0
+"""
+
+
+def test_study_simulate_and_report_speak_json_alone(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file, out = tmp_path / "tiny.toml", str(tmp_path / "runs")
+    file.write_text(STUDY)
+    one = read(capsys, "simulate", str(file), "--arm", "ac", "--seed", "1", "--out", out, "--json")
+    assert one["status"] == "ok"
+    assert (Path(one["path"]) / "summary.json").exists()
+    all_runs = read(capsys, "study", str(file), "--out", out, "--processes", "1", "--json")
+    assert [r["status"] for r in all_runs["runs"]] == ["ok"] * 4
+    again = read(capsys, "report", str(Path(out) / "tiny"), "--json")
+    assert again["findings"] == all_runs["findings"]
+    assert {f["verdict"] for f in again["findings"]} <= {"supported", "not supported", "inconclusive"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ("--train.stesp 5", "unknown key 'train.stesp'; did you mean 'steps'?"),
+        ("--arms.ac.q 3", "'q'"),
+        ("--arm acc", "no arm 'acc'; did you mean 'ac'?"),
+        ("", "say which with --arm"),
+        ("--topology.name rign --arm ac", "unknown topology 'rign'; did you mean 'ring'?"),
+    ],
+)
+def test_a_wrong_key_of_a_study_is_named(extra: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file = tmp_path / "tiny.toml"
+    file.write_text(STUDY)
+    assert says in refused(capsys, "simulate", str(file), *extra.split())
