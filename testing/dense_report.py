@@ -22,9 +22,6 @@ from dissensus.theory.topology import Topology
 EXACT = 1e-12
 """A product counts as exact averaging when no entry is farther than this from 1/n ..."""
 
-FAR = 1e-6
-"""... and one step before it was farther than this: exactness comes at one blow, convergence creeps."""
-
 
 def dense_report(topology: Topology, memory: float = 0.9) -> dict[str, Any]:
     """Every figure that a report must give of a periodic topology, recomputed with numpy alone."""
@@ -70,12 +67,16 @@ def first_exact(rounds: list[np.ndarray], start: int, limit: int | None = None) 
     """After how many steps from phase `start` everyone holds the exact average; `None` if never within the limit."""
     n = len(rounds[0])
     limit = max(len(rounds), 2 * n) if limit is None else limit
-    p, before = np.eye(n), np.inf
-    for steps in range(limit + 1):
-        off = float(np.abs(p - 1 / n).max())
-        if off <= EXACT < FAR < before:
-            return steps
-        p, before = rounds[(start + steps) % len(rounds)] @ p, off
+    left = np.eye(n) - 1 / n  # what is left of every possible disagreement, made of length one again after each round
+    if n == 1:
+        return 0
+    for steps in range(limit):
+        left = rounds[(start + steps) % len(rounds)] @ left
+        left = left - left.mean(axis=0)
+        length = np.linalg.norm(left)
+        if length <= EXACT:
+            return steps + 1
+        left /= length
     return None
 
 

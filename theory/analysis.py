@@ -64,6 +64,7 @@ class Report:
     exact_after: int | None
     exact_phases: list[int]
     messages_per_step: float
+    workers_per_node: int
     messages_intra_node: float
     messages_inter_node: float
     max_degree: int
@@ -120,6 +121,7 @@ def report(topology: Topology, *, memory: float = 0.9) -> Report:
         effective_neighbors_error=near_error,
         exact_after=exact,
         exact_phases=exact_phases(topology, exact),
+        workers_per_node=topology.workers_per_node,
         diameter=_diameter(topology, union, skipped),
         mixing_time={f"{level:g}": steps for level, steps in times.steps.items()} if times else {},
         mixing_time_kind=times.kind if times else None,

@@ -24,7 +24,7 @@ import scipy.sparse as sp
 from dissensus.theory.errors import MixingError
 from dissensus.theory.mixing import MixingMatrix
 from dissensus.theory.topology import Moments, Topology
-from dissensus.theory.weights import links, size_of
+from dissensus.theory.weights import complete_diagonal, links, size_of
 
 NOTHING = 1e-15
 """Weights at most this large, left over by subtracting permutations, are rounding."""
@@ -138,9 +138,9 @@ def permutation_schedule(
     if kappa >= 1 - NOTHING:
         terms = [(1.0, np.arange(n))]
     else:
-        terms = birkhoff(
-            MixingMatrix(sp.csr_array((w.weights - kappa * eye) / (1.0 - kappa)), w.promise, signed=w.signed)
-        )
+        moving = sp.csr_array(w.weights - sp.diags_array(keep))
+        busiest = float(np.asarray(moving.sum(axis=1)).max())  # 1 - kappa, without what the row is off by
+        terms = birkhoff(complete_diagonal(sp.csr_array(moving / busiest), signed=w.signed))
     ends = np.cumsum([c for c, _ in terms])
     rounds = [_kept(kappa, sender) for _, sender in terms]
 

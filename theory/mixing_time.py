@@ -16,8 +16,8 @@ import numpy as np
 from dissensus.theory.spectrum import Contraction
 from dissensus.theory.topology import Topology
 
-EXACT, MACROSCOPIC = 1e-12, 1e-6
-"""Agreement that counts as exact, and what the step before must exceed (EXACT <= MACROSCOPIC² is what it takes)."""
+EXACT = 1e-12
+"""What may be left of a disagreement of length one after the step that completes exact averaging."""
 PRODUCTS = 128
 """Up to this n the mixing time of a schedule that is not symmetric and static is found from dense products."""
 
@@ -33,10 +33,10 @@ class MixingTime:
 def exact_after(topology: Topology, start: int = 0, *, seed: int = 0) -> int | None:
     """The fewest steps from `start` after which all workers hold the exact average, or `None`.
 
-    Four random vectors are pushed through the rounds: a window that is not J moves each of them off the mean with
-    probability one. The search ends where exactness can no longer come (the disagreement fell below 1e-6 without
-    vanishing), else after two periods and n steps, at least 64 and at most 1024 beyond the two periods. A static
-    symmetric round is its own root: it is exact after one step or never.
+    Four random vectors are pushed through the rounds, made of length one again after each: a window that is not J moves
+    each of them off the mean with probability one, and the step that completes J takes all of their length at once. The
+    search ends after two periods and n steps, at least 64 and at most 1024 beyond the two periods. A static symmetric
+    round is its own root: it is exact after one step or never.
     """
     n = topology.size
     if n == 1:
@@ -49,9 +49,11 @@ def exact_after(topology: Topology, start: int = 0, *, seed: int = 0) -> int | N
     once = topology.is_static and topology.is_symmetric
     for t in range(1 if once else 2 * topology.period + min(max(n, 64), 1024)):
         z = topology[start + t] @ z
-        off = float(np.linalg.norm(z, axis=0).max())
-        if off <= MACROSCOPIC:  # the first step to get here: all before were above
-            return t + 1 if off <= EXACT else None
+        z = z - z.mean(axis=0)
+        length = np.linalg.norm(z, axis=0)
+        if length.max() <= EXACT:
+            return t + 1
+        z /= np.maximum(length, EXACT)
     return None
 
 

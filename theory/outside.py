@@ -18,6 +18,7 @@ import scipy.sparse as sp
 
 from dissensus.theory.errors import MixingError, nearest
 from dissensus.theory.mixing import MixingMatrix, Stochasticity
+from dissensus.theory.registry import MOST_WORKERS
 from dissensus.theory.topology import Topology, from_matrices
 from dissensus.theory.weights import as_pattern, size_of, weigh
 
@@ -53,8 +54,8 @@ def from_edges(
 
     A link may be listed twice and either way round; with `directed`, [i, j] means that i sends to j.
     """
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-        raise MixingError(f"n must be a whole number of at least 1, got {n!r}")
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_WORKERS):
+        raise MixingError(f"n must be a whole number from 1 to {MOST_WORKERS}, got {n!r}")
     pairs = [_link(at, e, n) for at, e in enumerate(edges)]
     if not pairs and n is None:
         raise MixingError("a list without links says nothing of the number of workers: give n")
@@ -89,18 +90,30 @@ def from_file(
     reader = readers.get(file.suffix.lower())
     if reader is None:
         raise MixingError(f"cannot read {file.name!r} by its suffix {file.suffix!r}{nearest(file.suffix, readers)}")
+    if file.is_dir():
+        raise MixingError(f"{str(file)!r} is a folder; expected a file of matrices or links")
     if not file.is_file():
         there = [f.name for f in file.parent.iterdir() if f.suffix.lower() in readers] if file.parent.is_dir() else []
         raise MixingError(f"there is no file {str(file)!r}" + (nearest(file.name, there) if there else ""))
     try:
         content = reader(file)
-        if isinstance(content, dict):
+        if isinstance(content, dict) and "edges" in content:
             return from_edges(**content, rule=rule, name=file.stem)
+        if isinstance(content, dict):
+            content, workers_per_node = content["rounds"], content["workers_per_node"] or workers_per_node
         if rule is not None:
             raise MixingError(f"weights {rule!r} are for a file of edges; this one holds the matrices themselves")
         return from_matrices(content, name=file.stem, promise=promise, signed=signed, workers_per_node=workers_per_node)
     except MixingError as error:
         raise MixingError(f"{file.name}: {error}") from None
+    except UNREADABLE as error:
+        raise MixingError(
+            f"{file.name}: its numbers or its text cannot be read ({error or type(error).__name__})"
+        ) from None
+
+
+UNREADABLE = (UnicodeDecodeError, OverflowError, RecursionError, ValueError, TypeError, csv.Error, MemoryError)
+"""What the libraries raise on text in another encoding, on numbers beyond all bounds, on endless nesting."""
 
 
 def _split_evenly(a: sp.sparray, rule: str | None, options: dict[str, Any]) -> MixingMatrix:
@@ -125,6 +138,8 @@ def _link(at: int, edge: Any, n: int | None) -> tuple[int, int]:
     for k in (i, j):
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
             raise MixingError(f"link {at} names the worker {k!r}; workers are whole numbers counted from 0")
+        if k >= MOST_WORKERS:
+            raise MixingError(f"link {at} names the worker {k}; there may be {MOST_WORKERS} workers at most")
         if n is not None and k >= n:
             raise MixingError(f"link {at} names the worker {k}, but there are only the workers 0 to {n - 1}")
     if i == j:
@@ -158,6 +173,8 @@ def _csv(file: Path) -> np.ndarray:
 
 def _number(text: str, where: str, column: int) -> float:
     try:
+        if "_" in text:
+            raise ValueError
         return float(text)
     except ValueError:
         raise MixingError(f"{where}, column {column}: {text.strip()!r} is not a number") from None
@@ -165,7 +182,7 @@ def _number(text: str, where: str, column: int) -> float:
 
 def _json(file: Path) -> list[Any] | dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
+        content = json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise MixingError(f"not valid JSON: {error}") from None
     if isinstance(content, dict):
@@ -175,6 +192,16 @@ def _json(file: Path) -> list[Any] | dict[str, Any]:
     if _depth(content) == 3:
         return [_matrix(m, f"matrix {k}, ") for k, m in enumerate(content)]
     raise MixingError("expected a matrix (a list of rows), a list of matrices, or an object with 'matrix' or 'edges'")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys differ."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise MixingError(f"the key {key!r} is given twice")
+        found[key] = value
+    return found
 
 
 def _json_object(content: dict[str, Any]) -> list[Any] | dict[str, Any]:
@@ -200,11 +227,16 @@ def _json_object(content: dict[str, Any]) -> list[Any] | dict[str, Any]:
         return [_matrix(value)]
     if key == "matrices":
         return [_matrix(m, f"matrix {k}, ") for k, m in enumerate(value)]
-    return _rounds(value, content.get("n"))
+    if content.get("period", len(value)) is None:
+        raise MixingError(
+            "these rounds are the first few of a schedule that is drawn anew at every step, not a period; "
+            "build it by its name"
+        )
+    return {"rounds": _rounds(value, content.get("n")), "workers_per_node": content.get("workers_per_node")}
 
 
 def _rounds(rounds: list[Any], n: Any) -> list[sp.csr_array]:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_WORKERS:
         raise MixingError(f"'rounds' need the number of workers 'n', got {n!r}")
     built = []
     for t, triplets in enumerate(rounds):

@@ -82,10 +82,17 @@ def topology(name: str, n: int, **parameters: Any) -> Topology:
         if key not in found.parameters:
             raise MixingError(f"topology {found.name!r} has no parameter {key!r}{nearest(key, found.parameters)}")
     _check_kinds(found, parameters)
-    built = found.build(n, **parameters)
+    if n > MOST_WORKERS:
+        raise MixingError(f"topology {found.name!r}: n must be at most {MOST_WORKERS}, got {n}")
+    try:
+        built = found.build(n, **parameters)
+    except MemoryError:
+        raise MixingError(f"topology {found.name!r}: n={n} needs more memory than there is") from None
     return replace(built, name=found.name, parameters={**parameters, **built.parameters})
 
 
+MOST_WORKERS = 10**8
+"""More workers than this are a slip of the keyboard."""
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
 
 

@@ -146,9 +146,7 @@ def spectral_gap(topology: Topology | MixingMatrix, *, tol: float = 1e-8, route:
     if (known_gap := _found.get(topology, {}).get((tol, route))) is not None:
         return known_gap
     gap = _numeric_gap(topology, tol, route)
-    # the routes read the links and take the sums as one; what the sums are really off by is part of the error
-    off = max(float(np.abs(np.asarray(w.weights.sum(axis=1)) - 1.0).max()) for w in topology.rounds or (topology[0],))
-    gap = replace(gap, error=gap.error + off) if 1e-14 < off <= SUM_TOLERANCE else gap
+    gap = replace(gap, error=gap.error + _slack(topology))
     _found.setdefault(topology, {})[tol, route] = gap
     return gap
 
@@ -186,11 +184,24 @@ def contraction(
     exact moments of the round.
     """
     topology = _topology(topology)
-    n, period = topology.size, topology.period
     if steps is not None and steps < 0:
         raise MixingError(f"a window has at least 0 steps, got {steps}")
-    if period is None and steps is None:
+    if topology.period is None and steps is None:
         return _mean_square(topology, tol, route)
+    found = _window_contraction(topology, start, steps, tol, route)
+    off = _slack(topology) * (steps if steps is not None else topology.period or 1)
+    return replace(found, error=found.error + off, loss_error=found.loss_error + off) if off else found
+
+
+def _slack(topology: Topology) -> float:
+    """What the sums of the rounds are off one by beyond rounding: the routes take them as one."""
+    rounds = topology.rounds or (topology[0],)
+    off = max(float(np.abs(np.asarray(w.weights.sum(axis=1)) - 1.0).max()) for w in rounds)
+    return off if 1e-14 < off <= SUM_TOLERANCE else 0.0
+
+
+def _window_contraction(topology: Topology, start: int, steps: int | None, tol: float, route: Route) -> Contraction:
+    n, period = topology.size, topology.period
     window = steps if steps is not None else period or 1
     if n == 1 or window == 0:
         return _contraction(1.0 if n == 1 else 0.0, 0.0, "one worker" if n == 1 else "no step")

@@ -31,7 +31,9 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parses, and turns what is left over into `args.extra` or into an error that names the nearest flag."""
-        args, left = self.parse_known_args(list(arguments))
+        known, unknown_keys = self._apart(list(arguments))
+        args, left = self.parse_known_args(known)
+        left = unknown_keys + left
         from dissensus.theory.errors import nearest
 
         args.extra = self._pairs(left)
@@ -40,6 +42,21 @@ class Parser(argparse.ArgumentParser):
             unknown = next(iter(args.extra))
             self.error(f"unknown option --{unknown}{nearest(unknown.replace('_', '-'), args.flags)}")
         return args
+
+    def _apart(self, arguments: list[str]) -> tuple[list[str], list[str]]:
+        """Takes unknown `--key value`s out, so that a value is never read as a positional argument."""
+        known: list[str] = []
+        unknown: list[str] = []
+        at = 0
+        while at < len(arguments):
+            flag = arguments[at]
+            strange = flag.startswith("--") and flag.partition("=")[0] not in self._option_string_actions
+            (unknown if strange else known).append(flag)
+            at += 1
+            if strange and "=" not in flag and at < len(arguments) and not _is_flag(arguments[at]):
+                unknown.append(arguments[at])
+                at += 1
+        return known, unknown
 
     def _pairs(self, left: list[str]) -> dict[str, str]:
         pairs: dict[str, str] = {}

@@ -33,7 +33,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--n", type=int, help="how many workers")
     parser.add_argument("--file", type=Path, help="a matrix, or the list of matrices of one period, from a file")
     parser.add_argument(
-        "--promise", choices=["doubly", "row", "column"], default="doubly", help="which sums are one (for --file)"
+        "--promise", choices=["doubly", "row", "column"], help="which sums are one (for --file; default doubly)"
     )
     parser.add_argument("--gamma", type=float, help="adaptive consensus: every round becomes (1-gamma) I + gamma W")
     parser.add_argument(
@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     from dissensus.theory import registry
     from dissensus.theory.analysis import report
 
+    if args.list and (args.extra or args.name):
+        raise UsageError(f"topology: --list goes alone, got {args.name or f'--{next(iter(args.extra))}'}")
     if args.list:
         return _list(as_json=args.json)
     chosen = [_build(args)]
@@ -81,16 +83,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _build(args: argparse.Namespace) -> Topology:
     if args.file is not None:
-        if args.name or args.extra:
+        if args.name:
             raise UsageError("topology: give either NAME or --file, not both")
         from dissensus.theory.outside import from_file
 
-        built = from_file(args.file, promise=args.promise)
+        built = from_file(args.file, promise=args.promise or "doubly", **keywords(from_file, args, "topology --file"))
         if args.n not in (None, built.size):
             raise UsageError(f"topology: {args.file} holds {built.size} workers, but --n says {args.n}")
         return built
     if not args.name:
         raise UsageError("topology: which one? give a NAME and --n N, or --file; --list shows every name")
+    if args.promise:
+        raise UsageError("topology: --promise is for --file; a named topology knows its own")
     if args.n is None:
         raise UsageError(f"topology: how many workers? give --n N, for example: dissensus topology {args.name} --n 16")
     from dissensus.theory import registry

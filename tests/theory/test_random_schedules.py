@@ -264,8 +264,8 @@ def test_more_budget_never_mixes_slower() -> None:
         ("random-gossip", {"graph": "rong"}, "on the graph 'rong': unknown topology 'rong'; did you mean"),
         ("random-gossip", {"graph": "matcha"}, "'matcha' is itself drawn at every step; name a topology"),
         ("matcha", {"graph": "directed-ring"}, "'matcha' on the graph 'directed-ring': the graph is not undirected"),
-        ("matcha", {"budget": 0.0}, "'matcha': the budget is the fraction of matchings used, in (0, 1], got 0.0"),
-        ("matcha", {"budget": 1.5}, "'matcha': the budget is the fraction of matchings used, in (0, 1], got 1.5"),
+        ("matcha", {"budget": 0.0}, "'matcha': the budget is the fraction of matchings used, from 1e-06 to 1, got 0.0"),
+        ("matcha", {"budget": 1.5}, "'matcha': the budget is the fraction of matchings used, from 1e-06 to 1, got 1.5"),
         ("matcha", {"seed": -3}, "topology 'matcha': the seed must be at least 0, got -3"),
     ],
 )  # fmt: skip

@@ -32,12 +32,14 @@ from dissensus.theory.topology import Moments, Topology
 
 LARGEST = 1024
 """The plan takes dense eigenvalues of n x n matrices; beyond this it would take minutes."""
+SMALLEST_BUDGET = 1e-6
+"""Below this the workers as good as never meet, and the plan has no digits left."""
 RELATIVE_GAP = 1e-9
 """How far lambda_2 may stay below its proven upper bound, relative to it."""
 
 
 @register("matcha")
-def matcha(n: int, graph: str = "ring", budget: float = 0.5, seed: int = 0) -> Topology:
+def matcha(n: int, *, graph: str = "ring", budget: float = 0.5, seed: int = 0) -> Topology:
     r"""MATCHA: matchings of another topology's links, drawn at random within a communication budget.
 
     `graph` names the topology whose links are used; `budget` in (0, 1] is the fraction of its matchings that a step
@@ -48,8 +50,11 @@ def matcha(n: int, graph: str = "ring", budget: float = 0.5, seed: int = 0) -> T
         raise MixingError(
             f"topology 'matcha' is planned for at most {LARGEST} workers, got n={n}; nearest: n={LARGEST}"
         )
-    if not 0.0 < budget <= 1.0:
-        raise MixingError(f"topology 'matcha': the budget is the fraction of matchings used, in (0, 1], got {budget}")
+    if not SMALLEST_BUDGET <= budget <= 1.0:
+        raise MixingError(
+            "topology 'matcha': the budget is the fraction of matchings used, "
+            f"from {SMALLEST_BUDGET:g} to 1, got {budget}"
+        )
     if seed < 0:
         raise MixingError(f"topology 'matcha': the seed must be at least 0, got {seed}")
     i, j = base_links("matcha", graph, n)

@@ -32,7 +32,7 @@ RECURSION_LIMIT = 12
 
 
 @register("random-gossip")
-def random_gossip(n: int, graph: str = "complete", mode: str = "pair", seed: int = 0) -> Topology:
+def random_gossip(n: int, *, graph: str = "complete", mode: str = "pair", seed: int = 0) -> Topology:
     r"""Randomly drawn pairs of workers average, on the links of another topology.
 
     `graph` names the topology whose links are used; `mode` is `pair` (one link per step), `local` or `maximal`
