@@ -28,6 +28,7 @@ check: $(VENV)/.ready-dev    ## format, lint, types, import contract, docs
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict --quiet
+	! grep -rq 'class="arithmatex"' site  # a formula that did not become MathML
 
 format: $(VENV)/.ready-dev   ## put every file into house form
 	$(BIN)/ruff format .

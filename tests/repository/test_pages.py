@@ -58,3 +58,12 @@ def test_relative_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_the_study_of_the_page_is_one(tmp_path: Path) -> None:
+    from dissensus.experiments.loading import load
+
+    [found] = [body for tag, body in FENCE.findall((ROOT / "docs" / "study.md").read_text()) if tag == "toml"]
+    file = tmp_path / "first.toml"
+    file.write_text(found)
+    assert list(load(file).arms) == ["centralized", "dsgd", "dsgd-ac"]
