@@ -31,6 +31,8 @@ from dissensus.theory.errors import nearest
 
 Positive = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_+-]*$")]
+_SHARED = ("name", "seeds", "decision", "arms")
+"""What no arm may change: these say which runs there are and how they are compared."""
 BatchNorm = Literal["frozen", "average", "local", "recalibrate"]
 
 
@@ -128,6 +130,14 @@ class Arm(BaseModel):
     label: str | None = None
     changes: dict[str, Any] = Field(default_factory=dict)
     """Dotted keys of the study that are different in this arm, such as `"topology.name" = "complete"`."""
+
+    @field_validator("changes")
+    @classmethod
+    def _of_the_run(cls, changes: dict[str, Any]) -> dict[str, Any]:
+        for path in flatten(changes):
+            if path.split(".")[0] in _SHARED:
+                raise ValueError(f"{path!r} belongs to the whole study and cannot be different in one arm")
+        return changes
 
     @property
     def parameters(self) -> dict[str, Any]:

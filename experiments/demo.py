@@ -9,6 +9,7 @@ with and without wrong labels); the demo runs seeds that took no part in the cho
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,8 @@ def demo_study(seeds: int = 5, steps: int = 1000) -> Study:
     """The study of the demo; everything in it can be changed in a TOML file of one's own."""
     if seeds < 1:
         raise ConfigError(f"the demo needs at least one seed, got {seeds}")
+    if steps < 1:
+        raise ConfigError(f"the demo needs at least one step, got {steps}")
     warmup = steps // 20
     return load(
         name="demo",
@@ -70,6 +73,14 @@ def demo_study(seeds: int = 5, steps: int = 1000) -> Study:
     )
 
 
+def check_extras() -> None:
+    """Refuses to begin where the data or the figures of the demo would be missing."""
+    needed = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
+    missing = [name for module, name in needed.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ConfigError(f"the demo needs {' and '.join(missing)}: pip install 'dissensus[demo]'")
+
+
 def run_demo(
     out: Path | str = "runs",
     seeds: int = 5,
@@ -79,10 +90,11 @@ def run_demo(
     steps: int = 1000,
 ) -> DemoResult:
     """Runs the demo into `out/demo` and writes its report; two processes where there are two cores."""
+    study = demo_study(seeds, steps)
+    check_extras()
     from dissensus.experiments.report import write_report
 
-    study = demo_study(seeds, steps)
-    processes = processes or max(1, min(2, os.cpu_count() or 1))
+    processes = min(2, os.cpu_count() or 1) if processes is None else processes
     outcomes = run_study(study, out, processes=processes, progress=progress)
     report = write_report(Path(out) / study.name)
     return DemoResult(

@@ -6,14 +6,17 @@ says `ring.toml: unknown key 'train.stesp'; did you mean 'steps'?`. A misspelt k
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dissensus.experiments.config import Arm, Study, place, resolved
+from dissensus.experiments.config import Arm, Data, Model, Optimizer, Study, TopologyChoice, place, resolved
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.toml import write_toml
 from dissensus.theory.errors import MixingError, nearest
@@ -30,7 +33,10 @@ def load(files: str | Path | Sequence[str | Path] = (), overrides: Iterable[str]
     tree: dict[str, Any] = {}
     origin: dict[Path_, str] = {}
     _merge(tree, values, "arguments", origin)
-    for file in [files] if isinstance(files, str | Path) else files:
+    files = [files] if isinstance(files, str | Path) else list(files)
+    if files:
+        origin[()] = ", ".join(map(str, files))
+    for file in files:
         _merge(tree, _read(Path(file)), str(file), origin)
     for override in overrides:
         path, value = _override(override)
@@ -56,7 +62,14 @@ def study_of(tree: Mapping[str, Any], origin: Mapping[Path_, str] | None = None)
 
 def write(study: Study, path: Path) -> None:
     """Writes the resolved study; `load(path)` gives it back and reproduces its runs."""
-    path.write_text(write_toml(resolved(study)), encoding="utf-8")
+    write_whole(path, write_toml(resolved(study)))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a whole text file or nothing: into a neighbour first, then moved over."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -66,6 +79,8 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         beside = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         raise ConfigError(f"no configuration file {str(path)!r}{nearest(path.name, beside)}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {str(path)!r}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
 
@@ -92,7 +107,7 @@ def _override(text: str) -> tuple[str, Any]:
 
 
 def _where(path: Path_, origin: Mapping[Path_, str]) -> str:
-    for end in range(len(path), 0, -1):
+    for end in range(len(path), -1, -1):
         if path[:end] in origin:
             return f"{origin[path[:end]]}: "
     return ""
@@ -106,12 +121,19 @@ def _explain(error: ValidationError, origin: Mapping[Path_, str]) -> str:
         if problem["type"] == "extra_forbidden":
             lines.append(f"{where}unknown key {dotted!r}{nearest(path[-1], _fields(path[:-1]))}")
         elif problem["type"] == "missing":
-            lines.append(f"{where}{dotted!r} is missing")
+            lines.append(f"{where}{dotted!r} is missing{_misspelt(path, problem['input'])}")
         else:
             said = problem["msg"].removeprefix("Value error, ")
             got = "" if isinstance(problem["input"], Mapping | BaseModel) else f", got {problem['input']!r}"
             lines.append(f"{where}{dotted + ': ' if dotted else ''}{said}{got}")
     return "\n".join(lines)
+
+
+def _misspelt(path: Path_, section: Any) -> str:
+    """What was perhaps meant for the missing last key of a path."""
+    others = [key for key in section if key not in _fields(path[:-1])] if isinstance(section, Mapping) else []
+    close = difflib.get_close_matches(path[-1], others, n=1)
+    return f"; did you write {close[0]!r} for it?" if close else ""
 
 
 def _fields(path: Path_) -> list[str]:
@@ -126,11 +148,11 @@ def _fields(path: Path_) -> list[str]:
 
 def _check_names(study: Study, arm: str, origin: Mapping[Path_, str]) -> None:
     """Builds everything that an arm names, apart from the data, and gives a refusal its place."""
-    from dissensus.algorithms.registry import algorithm
+    from dissensus.algorithms.registry import algorithm, algorithms
     from dissensus.experiments.data import DATASETS
     from dissensus.experiments.models import MODELS
-    from dissensus.experiments.optimizers import check_optimizer
-    from dissensus.theory import topology
+    from dissensus.experiments.optimizers import check_optimizer, optimizer_parameters
+    from dissensus.theory import registry, topology
 
     try:
         cell = study.cell(arm, study.seeds[0])
@@ -146,12 +168,34 @@ def _check_names(study: Study, arm: str, origin: Mapping[Path_, str]) -> None:
         ("topology",): lambda: topology(cell.topology.name, cell.train.workers, **cell.topology.parameters),
         ("arms", arm): lambda: algorithm(chosen.algorithm, **chosen.parameters),
     }
+    known = {
+        ("data",): (Data, cell.data, lambda: DATASETS.parameters(cell.data.name)),
+        ("model",): (Model, cell.model, lambda: MODELS.parameters(cell.model.name)),
+        ("optimizer",): (Optimizer, cell.optimizer, lambda: optimizer_parameters(cell.optimizer.name)),
+        ("topology",): (TopologyChoice, cell.topology, lambda: registry.entry(cell.topology.name).parameters),
+        ("arms", arm): (Arm, chosen, lambda: _settable(algorithms().get(chosen.algorithm.replace("_", "-")))),
+    }
     for path, check in checks.items():
         try:
+            kind, section, parameters = known[path]
+            _check_own_keys(kind, section.parameters, parameters)
             check()
         except (ValueError, TypeError, MixingError) as error:
             where = _where((*path, _mentioned(str(error), study, path)), origin) or _where(path, origin)
             raise ConfigError(f"{where}[{'.'.join(path)}] {error}") from None
+
+
+def _settable(of: type | None) -> list[str]:
+    return [field.name for field in dataclasses.fields(of) if field.init] if of is not None else []
+
+
+def _check_own_keys(kind: type[BaseModel], parameters: Mapping[str, Any], known: Callable[[], Iterable[str]]) -> None:
+    """Refuses an unknown key that is nearer to a key of the section itself than to a parameter of what it names."""
+    own, others = list(kind.model_fields), list(known()) if parameters else []
+    for key in parameters:
+        close = difflib.get_close_matches(key, [*others, *own], n=1, cutoff=0.5)
+        if key not in others and close and close[0] in own:
+            raise ConfigError(f"there is no parameter {key!r}; did you mean {close[0]!r}?")
 
 
 def _mentioned(message: str, study: Study, path: Path_) -> str:

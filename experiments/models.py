@@ -6,9 +6,10 @@ import hashlib
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from dissensus.algorithms.streams import stream
@@ -16,13 +17,18 @@ from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.registry import Registry
 
 MODELS: Registry[nn.Module] = Registry("model", given=("shape", "classes"))
+Count = Annotated[int, Field(ge=1)]
 Activation = Literal["relu", "tanh", "gelu"]
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 
 @MODELS.register("mlp")
 def mlp(
-    shape: tuple[int, ...], classes: int, width: int = 64, depth: int = 1, activation: Activation = "tanh"
+    shape: tuple[int, ...],
+    classes: int,
+    width: Count = 64,
+    depth: Annotated[int, Field(ge=0)] = 1,
+    activation: Activation = "tanh",
 ) -> nn.Module:
     """A multilayer perceptron: `depth` hidden layers of `width` units (64 -> 64 -> 10 for digits)."""
     wide = [math.prod(shape), *[width] * depth]
@@ -33,7 +39,7 @@ def mlp(
 
 
 @MODELS.register("cnn")
-def cnn(shape: tuple[int, ...], classes: int, channels: int = 8, activation: Activation = "relu") -> nn.Module:
+def cnn(shape: tuple[int, ...], classes: int, channels: Count = 8, activation: Activation = "relu") -> nn.Module:
     """Two 3 x 3 convolutions with average pooling between them, and a linear head; needs inputs (channels, h, w)."""
     if len(shape) != 3:
         raise ConfigError(

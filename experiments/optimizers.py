@@ -18,6 +18,7 @@ import torch
 
 from dissensus.experiments.config import Rate
 from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.registry import check_values
 from dissensus.theory.errors import nearest
 
 Factory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
@@ -31,15 +32,21 @@ def optimizer(name: str, parameters: Mapping[str, Any], lr: float) -> Factory:
 
 def check_optimizer(name: str, parameters: Mapping[str, Any]) -> None:
     """Refuses an unknown optimizer or parameter with the nearest one."""
-    known = _known()
-    if _plain(name) not in known:
-        raise ConfigError(f"unknown optimizer {name!r}{nearest(_plain(name), known)}")
-    signature = [key for key in inspect.signature(known[_plain(name)]).parameters if key not in ("params", "lr")]
+    known, signature = _known(), optimizer_parameters(name)
     for key in parameters:
         if key == "lr":
             raise ConfigError("the learning rate is not a parameter of the optimizer: set lr.peak")
         if key not in signature:
             raise ConfigError(f"optimizer {name!r} has no parameter {key!r}{nearest(key, signature)}")
+    check_values(f"optimizer {name!r}", known[_plain(name)], parameters)
+
+
+def optimizer_parameters(name: str) -> list[str]:
+    """The parameters of an optimizer that a configuration may set."""
+    known = _known()
+    if _plain(name) not in known:
+        raise ConfigError(f"unknown optimizer {name!r}{nearest(_plain(name), known)}")
+    return [key for key in inspect.signature(known[_plain(name)]).parameters if key not in ("params", "lr")]
 
 
 def rate_at(rate: Rate, steps: int) -> Callable[[int], float]:

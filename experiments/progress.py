@@ -80,4 +80,5 @@ class Bar:
         self._done += 1
         self._bar.update(self._task, cells=f"{self._done}/{self._cells} runs")
         if outcome.status != "ok":
-            self._bar.console.print(f"{outcome.arm}, seed {outcome.seed}: {outcome.status}: {outcome.error}")
+            said = f"{outcome.arm}, seed {outcome.seed}: {outcome.status}: {outcome.error}"
+            self._bar.console.print(said, markup=False, highlight=False, soft_wrap=True)

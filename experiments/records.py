@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from typing import IO, Any, Literal
 
 from dissensus.experiments.config import Study
 from dissensus.experiments.errors import ConfigError
-from dissensus.experiments.loading import load, write
+from dissensus.experiments.loading import load, write, write_whole
 
 SCHEMA_VERSION = 1
 STUDY_FILE = "study.toml"
@@ -97,9 +96,7 @@ class Recorder:
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
     """Writes a whole JSON file or nothing: into a neighbour first, then moved over."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(_plain(tree), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(draft, path)
+    write_whole(path, json.dumps(_plain(tree), indent=2, allow_nan=False) + "\n")
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -181,7 +178,15 @@ def read_runs(root: Path) -> list[Run]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # JSON that was cut off, or bytes that are no text
+        raise ConfigError(f"{path} is not JSON ({error}): remove its folder to run this cell again") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} is not a JSON object: remove its folder to run this cell again")
+    return tree
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,10 @@ A misspelt name or parameter is refused with the nearest one that exists, before
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import json
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -23,14 +26,20 @@ class Registry(Generic[Product]):
         self.kind = kind
         self.given = given
         self._builders: dict[str, Callable[..., Product]] = {}
+        self._needs: dict[str, tuple[str, str]] = {}
 
-    def register(self, name: str) -> Callable[[Builder], Builder]:
-        """Registers a builder under its public name (dashes; underscores are accepted everywhere)."""
+    def register(self, name: str, *, package: str = "", extra: str = "") -> Callable[[Builder], Builder]:
+        """Registers a builder under its public name (dashes; underscores are accepted everywhere).
+
+        `package` is a module that it cannot do without, `extra` the extra of `dissensus` that brings it.
+        """
 
         def add(build: Builder) -> Builder:
             if name in self._builders:
                 raise ConfigError(f"{self.kind} {name!r} is registered twice")
             self._builders[name] = build
+            if package:
+                self._needs[name] = (package, extra)
             return build
 
         return add
@@ -52,7 +61,18 @@ class Registry(Generic[Product]):
         return self._builders[wanted]
 
     def check(self, name: str, parameters: Mapping[str, Any]) -> None:
-        """Refuses an unknown name or parameter, and a missing one."""
+        """Refuses an unknown name or parameter, a missing one, and a value that is not what the builder declares."""
+        self._check_keys(name, parameters)
+        check_values(f"{self.kind} {name!r}", self.builder(name), parameters)
+
+    def require(self, name: str) -> None:
+        """Refuses what cannot be built here because an optional package is not installed."""
+        self.builder(name)
+        package, extra = self._needs.get(name.replace("_", "-"), ("", ""))
+        if package and importlib.util.find_spec(package) is None:
+            raise ConfigError(f"{self.kind} {name!r} needs {package}: pip install 'dissensus[{extra}]'")
+
+    def _check_keys(self, name: str, parameters: Mapping[str, Any]) -> None:
         known = self.parameters(name)
         for key in parameters:
             if key not in known:
@@ -63,10 +83,29 @@ class Registry(Generic[Product]):
 
     def build(self, name: str, parameters: Mapping[str, Any], *given: Any) -> Product:
         """Builds the thing; `given` in the order that was declared."""
-        self.check(name, parameters)
+        self._check_keys(name, parameters)
         try:
             return self.builder(name)(*given, **parameters)
         except (TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"{self.kind} {name!r} refuses {dict(parameters)}: {error}") from error
+
+
+def check_values(what: str, build: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
+    """Refuses a value that is not of the type, or not in the range, that the signature of `build` declares.
+
+    Strict: text is no number and a number is no truth value; only a whole number is accepted as a float.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    hints = typing.get_type_hints(build.__init__ if inspect.isclass(build) else build, include_extras=True)
+    for key, value in parameters.items():
+        if key not in hints:
+            continue
+        adapter = TypeAdapter(hints[key], config=ConfigDict(arbitrary_types_allowed=True, strict=True))
+        try:
+            adapter.validate_json(json.dumps(value, default=str))  # as JSON, so that a list may be a tuple
+        except ValidationError as error:
+            said = error.errors()[0]["msg"].lower()
+            raise ConfigError(f"{what}: parameter {key!r}: {said}, got {value!r}") from None

@@ -10,8 +10,10 @@ import contextlib
 import multiprocessing as mp
 import queue
 import signal
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from dissensus.experiments.config import Study
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import write
 from dissensus.experiments.progress import Progress, Silent
-from dissensus.experiments.records import STUDY_FILE, Run, directory_of
+from dissensus.experiments.records import STUDY_FILE, Recorder, Run, directory_of
 from dissensus.experiments.runner import Outcome, run_cell
 
 _REPORTED = 20
@@ -45,6 +47,7 @@ def run_study(
     cells = study.cells()
     kept = {at: outcome for at, cell in enumerate(cells) if resume and (outcome := _finished(cell, root)) is not None}
     todo = {at: cell for at, cell in enumerate(cells) if at not in kept}
+    check_extras(todo.values())
     (root / study.name).mkdir(parents=True, exist_ok=True)
     write(study, root / study.name / STUDY_FILE)
     progress.begin(len(cells), sum(cell.train.steps for cell in cells))
@@ -57,6 +60,14 @@ def run_study(
         done = _in_processes(todo, root, progress, min(processes, len(todo)))
     outcomes = {**kept, **done}
     return [outcomes[at] for at in sorted(outcomes)]
+
+
+def check_extras(cells: Iterable[Study]) -> None:
+    """Refuses data that an optional package would have to provide, before anything is written."""
+    from dissensus.experiments.data import DATASETS
+
+    for name in {cell.data.name for cell in cells}:
+        DATASETS.require(name)
 
 
 def _finished(cell: Study, root: Path) -> Outcome | None:
@@ -118,28 +129,57 @@ def _in_processes(cells: dict[int, Study], root: Path, progress: Progress, proce
     context = mp.get_context("spawn")
     messages, stop = context.Queue(), context.Event()
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_initialize, initargs=(messages, stop))
-    futures = {at: pool.submit(_in_pool, cell, root) for at, cell in cells.items()}
     try:
-        _follow(list(futures.values()), messages, progress)
+        with _deaf_children():
+            futures = {at: pool.submit(_in_pool, cell, root) for at, cell in cells.items()}
+        done = _follow(futures, messages, progress, lambda at: _died(cells[at], root))
     except KeyboardInterrupt:
         stop.set()
         pool.shutdown(wait=True, cancel_futures=True)
         raise
     pool.shutdown()
-    return {at: future.result() for at, future in futures.items()}
+    return done
 
 
-def _follow(futures: Sequence[Future[Outcome]], messages: Any, progress: Progress) -> None:
-    """Passes messages of the processes on until all cells are done."""
-    waiting = list(futures)
+@contextlib.contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that begin in here ignore Ctrl-C from their first instruction on, long before `_initialize`."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _died(cell: Study, root: Path) -> Outcome:
+    """What is left of a cell when a process of the pool was killed, which ends all the others too."""
+    arm, _, seed = cell.only
+    path = directory_of(root, cell)
+    error = "a process of the pool died (killed, or out of memory); what is missing runs with resume"
+    if (path / "config.toml").exists() and not (path / "summary.json").exists():
+        Recorder(path).summary("failed", arm=arm, seed=seed, error=error)
+    return Outcome(path, arm, seed, "failed", error)
+
+
+def _follow(
+    futures: Mapping[int, Future[Outcome]], messages: Any, progress: Progress, died: Callable[[int], Outcome]
+) -> dict[int, Outcome]:
+    """Passes messages of the processes on until all cells are done, and says how they ended."""
+    waiting, done = dict(futures), {}
     while waiting:
         with contextlib.suppress(queue.Empty):
             progress.advance(messages.get(timeout=0.1))
-        for future in [f for f in waiting if f.done()]:
-            waiting.remove(future)
-            progress.finish(future.result())
+        for at in [at for at, future in waiting.items() if future.done()]:
+            try:
+                done[at] = waiting.pop(at).result()
+            except BrokenProcessPool:
+                done[at] = died(at)
+            progress.finish(done[at])
     while True:
         try:
             progress.advance(messages.get(timeout=0.05))
         except queue.Empty:
-            return
+            return done

@@ -46,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # a full disk or a reader that went away is told here, not at the end of Python
     except UsageError as error:
         print(f"dissensus: {error}", file=sys.stderr)
         return 2
@@ -54,8 +57,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("dissensus: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return 0
+    except OSError as error:
+        _give_up_output()
+        at = f"{error.filename}: " if error.filename is not None else ""
+        print(
+            f"dissensus: {' '.join(arguments[:1])}: cannot read or write: {at}{error.strerror or error}",
+            file=sys.stderr,
+        )
+        return 2
+
+
+def _give_up_output() -> None:
+    """Where standard output cannot be written, what is still in its buffer goes nowhere."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

@@ -24,6 +24,8 @@ def configure(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the demo."""
-    from dissensus.experiments.demo import demo_study
+    from dissensus.experiments.demo import check_extras, demo_study
 
-    return conclude(demo_study(args.seeds, args.steps), args.out, processes=args.processes, quiet=args.quiet)
+    study = demo_study(args.seeds, args.steps)
+    check_extras()
+    return conclude(study, args.out, processes=args.processes, quiet=args.quiet)

@@ -20,12 +20,13 @@ def print_json(result: Mapping[str, Any]) -> None:
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     """A table on standard output: numbers with 6 significant digits, absent values as a dash."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left")
     for at, column in enumerate(columns):
         table.add_column(column, justify="left" if at == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(shown(value) for value in row))
+        table.add_row(*(Text(shown(value)) for value in row))  # as it is: [brackets] are no markup
     console().print(table)
 
 
@@ -33,7 +34,14 @@ def console() -> Console:
     """Standard output; wide where it is no terminal, so that a redirected table keeps its lines."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 140)
+    class Piped(Console):
+        """Leaves a reader that went away to `main`, for which that is no failure."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            raise BrokenPipeError
+
+    return Piped(width=None if sys.stdout.isatty() else 140)
 
 
 def shown(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,14 @@ if TYPE_CHECKING:
 
 def loaded(args: argparse.Namespace) -> Study:
     """The study of the files and the `--section.key value`s of a command line."""
+    from dissensus.experiments.config import Study
+    from dissensus.experiments.errors import ConfigError
     from dissensus.experiments.loading import load
+    from dissensus.theory.errors import nearest
 
+    for key in args.extra:
+        if "." not in key and key not in Study.model_fields:
+            raise ConfigError(f"unknown option --{key}{nearest(key, [*args.flags, *Study.model_fields])}")
     return load(args.files, [f"{key}={value}" for key, value in args.extra.items()])
 
 
@@ -43,23 +50,24 @@ def conclude(
     from dissensus.experiments.report import write_report
     from dissensus.experiments.study import run_study
 
-    count = processes or min(2, os.cpu_count() or 1)
+    count = min(2, os.cpu_count() or 1) if processes is None else processes
     with shown_progress(quiet, study.name) as progress:  # the bar ends before anything is printed below it
         outcomes = run_study(study, out, processes=count, progress=progress, resume=resume)
     folder = out / study.name
     failed = [o for o in outcomes if o.status != "ok"]
-    if len(failed) == len(outcomes):
-        raise SystemExit(f"dissensus: every run failed; the first: {failed[0].error} (see {failed[0].path})")
-    report = write_report(folder)
+    report = write_report(folder) if len(failed) < len(outcomes) else None
+    if report is None:
+        said = f"dissensus: every run failed; the first: {failed[0].error} (see {failed[0].path})"
+        print(said, file=sys.stderr)
     if as_json:
         print_json(
             {
-                "report": str(report.path),
-                "runs": [{"path": str(o.path), "arm": o.arm, "seed": o.seed, "status": o.status} for o in outcomes],
-                "findings": [f.to_dict() for f in report.findings],
+                "report": str(report.path) if report else None,
+                "runs": [vars(outcome) | {"path": str(outcome.path)} for outcome in outcomes],
+                "findings": [f.to_dict() for f in report.findings] if report else [],
             }
         )
-    else:
+    elif report is not None:
         print_report(report)
     return 1 if failed else 0
 

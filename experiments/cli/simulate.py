@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Trains one cell."""
     from dissensus.experiments.records import Run
     from dissensus.experiments.runner import run_cell
+    from dissensus.experiments.study import check_extras
     from dissensus.theory.errors import nearest
 
     study = loaded(args)
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if arm not in arms:
         raise UsageError(f"simulate: no arm {arm!r}{nearest(arm, arms)}")
     cell = study.cell(arm, study.seeds[0] if args.seed is None else args.seed)
+    check_extras([cell])
     with shown_progress(args.quiet or args.json, f"{study.name} {arm}") as progress:
         progress.begin(1, cell.train.steps)
         outcome = run_cell(cell, args.out, lambda _: progress.advance(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dissensus.experiments.cli.output import print_json
 from dissensus.experiments.cli.parsing import Parser
 from dissensus.experiments.cli.running import conclude, loaded
 
@@ -34,7 +35,10 @@ def run(args: argparse.Namespace) -> int:
         from dissensus.experiments.config import resolved
         from dissensus.experiments.toml import write_toml
 
-        print(write_toml(resolved(study)))
+        if args.json:
+            print_json({"config": resolved(study)})
+        else:
+            print(write_toml(resolved(study)))
         return 0
     quiet = args.quiet or args.json
     return conclude(study, args.out, processes=args.processes, quiet=quiet, resume=args.resume, as_json=args.json)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import torch
+from pydantic import Field
 
 from dissensus.experiments.data.dataset import DATASETS, DataSet
 from dissensus.experiments.errors import ConfigError
 
 
-@DATASETS.register("digits")
-def digits(test: int = 360, *, noise: float = 0.0, images: bool = False) -> DataSet:
+@DATASETS.register("digits", package="sklearn", extra="data")
+def digits(
+    test: Annotated[int, Field(ge=10, le=1787)] = 360,
+    *,
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+    images: bool = False,
+) -> DataSet:
     """The digits with pixels scaled to [0, 1]; the split is fixed and stratified, the same in every run.
 
     `noise` is the share of *training* labels replaced by a random other one (a fixed choice too): it makes the task

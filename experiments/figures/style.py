@@ -8,19 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from dissensus.experiments.curves import Curve
 from dissensus.experiments.errors import ConfigError
-
-try:
-    import matplotlib as mpl
-    from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import to_rgb
-    from matplotlib.figure import Figure
-except ImportError:
-    raise ConfigError("figures need matplotlib: pip install 'dissensus[plots]'") from None
 
 PALETTE = ("#333333", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 """Okabe-Ito, in an order in which neighbours differ in lightness as well, so that three arms can be told in grey."""

@@ -234,3 +234,30 @@ def test_a_wrong_key_of_a_study_is_named(extra: str, says: str, tmp_path: Path, 
     file = tmp_path / "tiny.toml"
     file.write_text(STUDY)
     assert says in refused(capsys, "simulate", str(file), *extra.split())
+
+
+def test_parameters_of_drawn_topologies_can_be_set(capsys: pytest.CaptureFixture) -> None:
+    half = read(capsys, *["topology", "matcha", "--n", "8", "--budget", "0.5", "--graph", "torus", "--json"])
+    less = read(capsys, *["topology", "matcha", "--n", "8", "--budget", "0.25", "--graph", "torus", "--json"])
+    assert less["contraction"] > half["contraction"]
+    assert (
+        read(capsys, *["topology", "random-gossip", "--mode", "maximal", "--n", "8", "--json"])["messages_per_step"]
+        == 8
+    )
+
+
+def test_every_listed_parameter_is_a_flag(capsys: pytest.CaptureFixture) -> None:
+    from dissensus.theory import catalogue
+
+    for name, entry in catalogue().items():
+        assert all(p.kind is p.KEYWORD_ONLY for p in entry.parameters.values()), name
+
+
+def test_keys_may_come_before_the_name_and_go_with_a_file(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    assert read(capsys, *["topology", "--n", "12", "--rows", "3", "torus", "--json"])["diameter"] == 3
+    edges = tmp_path / "path.json"
+    edges.write_text('{"edges": [[0, 1], [1, 2]]}')
+    got = read(capsys, "topology", "--file", str(edges), "--rule", "lazy", "--weights", "--json")
+    assert got["rounds"][0][0] == [0, 0, pytest.approx(5 / 6)]
+    assert "goes alone" in refused(capsys, *["topology", "--list", "--foo", "3"])
+    assert "--promise is for --file" in refused(capsys, *["topology", "ring", "--n", "5", "--promise", "column"])
