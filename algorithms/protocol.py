@@ -37,12 +37,14 @@ tensors with one row per worker; all exchanges of a step use the same round $W_t
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from dissensus.algorithms.errors import AlgorithmError
 from dissensus.theory.mixing import Stochasticity
 
 
@@ -99,6 +101,7 @@ class Note:
 
 Request = Gradient | Mix | Post | Await | Mean | Norm | Note
 
+RandomGenerator = torch.Generator
 S = TypeVar("S", bound=tuple)
 Step = Generator[Request, Any, tuple[Tensor, S]]
 
@@ -117,12 +120,29 @@ class Local(Protocol):
 
     @property
     def lr(self) -> float:
-        """The learning rate of this step."""
+        """The learning rate of this step, as the schedule has it."""
+        ...
+
+    @property
+    def rate(self) -> float | Tensor:
+        """The learning rate that every row moves with: `lr`, or a column where workers have rates of their own."""
+        ...
+
+    def generators(self, purpose: str) -> list[RandomGenerator]:
+        """One random generator per row, each at the start of the stream (seed, purpose, step, worker).
+
+        An algorithm that draws says `columnwise = False`: what is drawn must not depend on how columns are cut.
+        """
         ...
 
     def move(self, x: Tensor, g: Tensor) -> Tensor:
         """One step of the local optimizer (any elementwise `torch.optim.Optimizer`) from `x` along `g`."""
         ...
+
+
+def no_generators(t: int, purpose: str) -> list[RandomGenerator]:
+    """What a problem without random numbers answers."""
+    raise AlgorithmError(f"the problem has no generators, but {purpose!r} is drawn at step {t}: pass generators=")
 
 
 @dataclass(frozen=True)
@@ -137,6 +157,8 @@ class DenseProblem:
     lr: Callable[[int], float]
     move: Callable[[int, np.ndarray, np.ndarray, float], np.ndarray]
     """The local optimizer as a numpy recursion with its own memory: (t, x, g, lr) -> x_new."""
+    generators: Callable[[int, str], list[RandomGenerator]] = field(default=no_generators)
+    """(t, purpose) -> the generators a worker draws from, for algorithms that do."""
 
 
 class Algorithm(Protocol[S]):

@@ -27,6 +27,7 @@ from dissensus.algorithms.engines.fit import check_fit
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
 from dissensus.algorithms.registry import algorithm as algorithm_by_name
+from dissensus.algorithms.streams import stream
 from dissensus.theory.registry import topology as topology_by_name
 from dissensus.theory.topology import Topology
 
@@ -38,8 +39,12 @@ def decentralize(
     algorithm: Algorithm | str = "dsgd",
     topology: Topology | str = "ring",
     group: dist.ProcessGroup | None = None,
+    seed: int = 0,
 ) -> Decentralized:
-    """Makes the optimizer of a training loop decentralized. Call it after `init_process_group`, or without any."""
+    """Makes the optimizer of a training loop decentralized. Call it after `init_process_group`, or without any.
+
+    `seed` decides what the algorithm draws (random compressors, random directions); it must be the same everywhere.
+    """
     size = dist.get_world_size(group) if _is_distributed() else 1
     if isinstance(topology, str):
         topology = topology_by_name(topology, size)
@@ -47,7 +52,7 @@ def decentralize(
         algorithm = algorithm_by_name(algorithm)
     if topology.size != size:
         raise AlgorithmError(f"the topology has {topology.size} workers, but there are {size} processes")
-    return Decentralized(optimizer, model, algorithm, topology, group)
+    return Decentralized(optimizer, model, algorithm, topology, group, seed)
 
 
 class Decentralized(torch.optim.Optimizer):
@@ -60,11 +65,14 @@ class Decentralized(torch.optim.Optimizer):
         algorithm: Algorithm,
         topology: Topology,
         group: dist.ProcessGroup | None,
+        seed: int = 0,
     ) -> None:
         super().__init__(inner.param_groups, inner.defaults)  # the very same group dictionaries
         self.state = inner.state
         self.inner, self.algorithm, self.topology = inner, algorithm, topology
-        self.t = 0
+        self.t, self.seed = 0, seed
+        self.worker = dist.get_rank(group) if topology.size > 1 else 0
+        """Which worker this process is."""
         self._parameters = [p for g in inner.param_groups for p in g["params"]]
         _check(self._parameters, model)
         check_fit(algorithm, topology)
@@ -139,6 +147,11 @@ class _Local:
         self._outer, self._gradient = outer, gradient
         self.t = outer.t
         self.lr = float(outer.param_groups[0]["lr"])
+        self.rate = self.lr
+
+    def generators(self, purpose: str) -> list[torch.Generator]:
+        """The stream of this worker."""
+        return [stream(self._outer.seed, purpose, self.t, self._outer.worker)]
 
     def move(self, x: Tensor, g: Tensor) -> Tensor:
         """One step of the inner optimizer from `x` along `g`; a parameter without a gradient stays without one."""

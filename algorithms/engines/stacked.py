@@ -31,6 +31,7 @@ from dissensus.algorithms.engines.moves import Groups, Move, OptimizerFactory
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm, Await, Gradient, Mean, Mix, Norm, Note, Post, Request
 from dissensus.algorithms.registry import algorithm as algorithm_named
+from dissensus.algorithms.streams import stream
 from dissensus.theory.topology import Topology
 
 
@@ -59,6 +60,15 @@ class _Worker:
     t: int
     lr: float
     _move: Move
+    _seed: int
+    _size: int
+
+    @property
+    def rate(self) -> float | Tensor:
+        return self.lr
+
+    def generators(self, purpose: str) -> list[torch.Generator]:
+        return [stream(self._seed, purpose, self.t, i) for i in range(self._size)]
 
     def move(self, x: Tensor, g: Tensor) -> Tensor:
         return self._move(x, g, self.lr)
@@ -117,7 +127,7 @@ class StackedEngine:
         lr = float(self._lr(self.t) if callable(self._lr) else self._lr)
         notes: dict[str, Tensor | float] = {}
         losses: list[Tensor] = []
-        recursion = self.algorithm.step(self._x, self._state, _Worker(self.t, lr, self._move))
+        recursion = self.algorithm.step(self._x, self._state, _Worker(self.t, lr, self._move, self.seed, self.size))
         answer: Any = None
         while True:
             try:

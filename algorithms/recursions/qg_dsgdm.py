@@ -69,7 +69,7 @@ class QgDsgdm:
         mixed = yield Mix(half)
         if local.lr == 0.0:
             return mixed, state
-        return mixed, QuasiGlobal((1.0 - self.nu) * state.momentum + (self.nu / local.lr) * (x - mixed))
+        return mixed, QuasiGlobal((1.0 - self.nu) * state.momentum + self.nu * ((x - mixed) / local.rate))
 
     def deployed(self, x: Tensor, state: QuasiGlobal) -> Tensor:
         """The point itself."""

@@ -248,7 +248,10 @@ def test_no_argument_is_written_to(name: str, schedules: dict) -> None:
     recursion, rows = algorithm(name), torch.randn(N, D, dtype=torch.float64)
 
     class Alone:
-        t, lr = 3, 0.1
+        t, lr, rate = 3, 0.1, 0.1
+
+        def generators(self, purpose: str) -> list[torch.Generator]:
+            return [torch.Generator().manual_seed(len(purpose) + i) for i in range(len(rows))]
 
         def move(self, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
             seen.append((x, x.clone()))
