@@ -6,12 +6,15 @@ if __name__ != "dissensus.algorithms":
 from dissensus.algorithms.engines.front_door import Decentralized, decentralize
 from dissensus.algorithms.engines.stacked import StackedEngine, StepRecord
 from dissensus.algorithms.errors import AlgorithmError
+from dissensus.algorithms.optimizers import AccumAdam, AccumAdamW
 from dissensus.algorithms.protocol import Algorithm
 from dissensus.algorithms.registry import algorithm, algorithms, register
 from dissensus.algorithms.simulate import Simulation, simulate
 from dissensus.algorithms.streams import numpy_stream, stream
 
 __all__ = [
+    "AccumAdam",
+    "AccumAdamW",
     "Algorithm",
     "AlgorithmError",
     "Decentralized",

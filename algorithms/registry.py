@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
+import torch
+
 from dissensus.algorithms.errors import AlgorithmError
+from dissensus.algorithms.optimizers import optimizer_class, optimizer_name
 from dissensus.algorithms.protocol import Algorithm
 from dissensus.theory.errors import nearest
 
@@ -56,3 +59,32 @@ def algorithm(name: str, **parameters: Any) -> Algorithm:
         if key not in fields:
             raise AlgorithmError(f"algorithm {wanted!r} has no parameter {key!r}{nearest(key, fields)}")
     return known[wanted](**parameters)
+
+
+def planned(of: Algorithm, lr: float | Callable[[int], float], steps: int) -> Algorithm:
+    """The algorithm as it runs when the whole schedule of the learning rate is known beforehand.
+
+    An algorithm that cares has a method `planned(lr, steps)`: DSGD-AC knows the largest rate of its window then.
+    """
+    plan = getattr(of, "planned", None)
+    return of if plan is None else plan(lr if callable(lr) else lambda _: lr, steps)
+
+
+def default_optimizer(of: Algorithm | type) -> Callable[[Any], torch.optim.Optimizer]:
+    """The local optimizer an algorithm is published with, as a function of parameters; SGD if it names none."""
+    cls: Any = optimizer_class(getattr(of, "optimizer", "sgd"))
+    return cls
+
+
+def check_optimizer(of: Algorithm, optimizer: torch.optim.Optimizer | type[torch.optim.Optimizer]) -> None:
+    """Refuses a local optimizer with which an algorithm would be another one: engines ask before the first step.
+
+    An algorithm that cares names its `families`; a class derived from one of them is of the family.
+    """
+    families: tuple[str, ...] | None = getattr(of, "families", None)
+    cls = optimizer if isinstance(optimizer, type) else type(optimizer)
+    if families is not None and not issubclass(cls, tuple(optimizer_class(name) for name in families)):
+        raise AlgorithmError(
+            f"algorithm {of.name!r} has an Adam at every worker ({', '.join(families)}), but the local optimizer is "
+            f"{optimizer_name(cls)}; use dsgd"
+        )

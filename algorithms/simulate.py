@@ -14,6 +14,8 @@ from dissensus.algorithms.engines.moves import OptimizerFactory
 from dissensus.algorithms.engines.stacked import StackedEngine, StepRecord
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
+from dissensus.algorithms.registry import algorithm as algorithm_named
+from dissensus.algorithms.registry import planned
 from dissensus.algorithms.streams import stream
 from dissensus.theory.registry import topology as topology_named
 from dissensus.theory.topology import Topology
@@ -43,7 +45,7 @@ def simulate(
     workers: int | None = None,
     steps: int = 100,
     lr: float | Callable[[int], float] = 0.1,
-    optimizer: OptimizerFactory = torch.optim.SGD,
+    optimizer: OptimizerFactory | None = None,
     batch_size: int = 32,
     seed: int = 0,
     gradients: Route = "vmap",
@@ -60,7 +62,8 @@ def simulate(
         workers: n.
         steps: how many steps.
         lr: the learning rate, or a function of the step.
-        optimizer: the local move as a function of parameters, `partial(torch.optim.SGD, momentum=0.9)`.
+        optimizer: the local move as a function of parameters, `partial(torch.optim.SGD, momentum=0.9)`; the one the
+            algorithm is published with unless given.
         batch_size: samples per worker and step.
         seed: decides split, order and every other random number.
         gradients: `vmap` or `loop`.
@@ -68,8 +71,9 @@ def simulate(
     """
     schedule = _schedule(topology, workers)
     parts = _parts(data, schedule.size, seed)
+    recursion = planned(algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm, lr, steps)
     engine = StackedEngine(
-        model, loss, algorithm=algorithm, topology=schedule, optimizer=optimizer, lr=lr, seed=seed, gradients=gradients
+        model, loss, algorithm=recursion, topology=schedule, optimizer=optimizer, lr=lr, seed=seed, gradients=gradients
     )
     batches = [worker_batches(part, batch_size, seed, i) for i, part in enumerate(parts)]
     losses, distances = np.empty(steps), np.empty(steps)

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from dissensus.algorithms.engines.stacked import StackedEngine
-from dissensus.algorithms.registry import algorithm
+from dissensus.algorithms.registry import algorithm, planned
 from dissensus.experiments.config import Study
-from dissensus.experiments.data import DataSet, Order, dataset
-from dissensus.experiments.models import cross_entropy, model, parameters_hash
+from dissensus.experiments.data import DataSet, Order, augmentation, dataset
+from dissensus.experiments.data.augmentation import Augmentation
+from dissensus.experiments.models import model, parameters_hash, starts
 from dissensus.experiments.optimizers import optimizer, rate_at
 from dissensus.theory import Topology, topology
 
@@ -51,17 +52,30 @@ class Setup:
         dtype = {"float32": torch.float32, "float64": torch.float64}[train.dtype]
         data = dataset(cell.data.name, cell.data.parameters).to(dtype)
         graph = topology(cell.topology.name, train.workers, **cell.topology.parameters)
-        order = Order(data.size, train.workers, train.batch, seed, cell.data.partition)
+        order = Order(
+            data.size,
+            train.workers,
+            train.batch,
+            seed,
+            cell.data.partition,
+            labels=data.labels,
+            parameters=cell.data.partition_parameters,
+        )
         lr = rate_at(cell.lr, train.steps)
+        about = (cell.model.name, data.shape, data.classes, seed, cell.model.parameters)
+        template = model(*about).to(dtype)
+        what = f"model {cell.model.name!r} on data set {data.name!r}"
+        data.task.check(what, template, (data.train_x[:2], data.train_y[:2]), data.classes)
         engine = StackedEngine(
-            model(cell.model.name, data.shape, data.classes, seed, cell.model.parameters).to(dtype),
-            cross_entropy,
-            algorithm=algorithm(arm.algorithm, **arm.parameters),
+            template,
+            data.task.loss,
+            algorithm=planned(algorithm(arm.algorithm, **arm.parameters), lr, train.steps),
             topology=graph,
             optimizer=optimizer(cell.optimizer.name, cell.optimizer.parameters, cell.lr.peak),
             lr=lr,
             seed=seed,
             gradients=train.gradients,
+            start=starts(*about, train.workers) if train.start == "independent" else None,
         )
         return cls(cell, data, graph, order, engine, lr)
 
@@ -73,7 +87,16 @@ class Setup:
     def batch(self, t: int) -> Batch:
         """The batches of step t, with the worker dimension first."""
         at = torch.from_numpy(self.order.at(t).copy())
-        return self.data.train_x[at], self.data.train_y[at]
+        x = self.data.train_x[at]
+        return (x if self.augmentation is None else self.augmentation(x, self.seed, t)), self.data.train_y[at]
+
+    @cached_property
+    def augmentation(self) -> Augmentation | None:
+        """What changes the training inputs at random, if anything does."""
+        chosen = self.cell.data
+        if chosen.augment is None:
+            return None
+        return augmentation(chosen.augment, self.data.shape, self.data.black, chosen.augment_parameters)
 
     @cached_property
     def train_batches(self) -> list[Batch]:
@@ -112,6 +135,8 @@ class Setup:
             "start_hash": parameters_hash(self.engine.x),
             "data_hash": self.data.fingerprint,
             "order_hash": self.order.fingerprint,
+            **self.order.facts(),
+            "data_facts": dict(self.data.facts),
             "topology_hash": hashlib.sha256(repr(rounds).encode()).hexdigest()[:16],
             **environment(),
         }
@@ -145,4 +170,8 @@ def draw_batches(setup: Setup, t: int, count: int) -> list[Batch]:
     generator = numpy_stream(setup.seed, "probe", "noise", t)
     size, batch = setup.data.size, setup.cell.train.batch
     picks = [np.sort(generator.permutation(size)[:batch]) for _ in range(count)]
-    return [(setup.data.train_x[torch.from_numpy(p)], setup.data.train_y[torch.from_numpy(p)]) for p in picks]
+    drawn = [(setup.data.train_x[torch.from_numpy(p)], setup.data.train_y[torch.from_numpy(p)]) for p in picks]
+    if setup.augmentation is None:
+        return drawn
+    changed = setup.augmentation(torch.stack([x for x, _ in drawn]), setup.seed, "probe", t)
+    return list(zip(changed, (y for _, y in drawn), strict=True))

@@ -55,11 +55,51 @@ class Named(BaseModel):
 
 
 class Data(Named):
-    """The data set, and how its training samples come to the workers."""
+    """The data set, and how its training samples come to the workers.
+
+    Keys beside these are parameters of the partition, of the augmentation, or else of the data set.
+    """
 
     name: str = "digits"
-    partition: Literal["shuffled", "iid"] = "shuffled"
-    """`shuffled`: dealt anew to all workers every epoch (what a DistributedSampler does); `iid`: fixed equal shards."""
+    partition: str = "shuffled"
+    """`shuffled`: dealt anew to all workers every epoch (what a DistributedSampler does); `iid`: fixed equal shards;
+    `dirichlet`, `shards`, `quantity`, `power-law`: fixed shards that are not alike."""
+    augment: str | None = None
+    """Random changes of the training inputs by name, such as `crop-flip`."""
+
+    @model_validator(mode="after")
+    def _settled(self) -> Data:
+        if self.partition != "shuffled" or self.augment is not None or self.model_extra:
+            from dissensus.experiments.data.handling import check_handling
+
+            check_handling(self)
+        return self
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the data set."""
+        others = {**self.partition_parameters, **self.augment_parameters}
+        return {key: value for key, value in (self.model_extra or {}).items() if key not in others}
+
+    @property
+    def partition_parameters(self) -> dict[str, Any]:
+        """The parameters of the partition."""
+        if not self.model_extra:
+            return {}
+        from dissensus.experiments.data.partition import PARTITIONS
+
+        known = PARTITIONS.parameters(self.partition)
+        return {key: value for key, value in self.model_extra.items() if key in known}
+
+    @property
+    def augment_parameters(self) -> dict[str, Any]:
+        """The parameters of the augmentation."""
+        if self.augment is None or not self.model_extra:
+            return {}
+        from dissensus.experiments.data.augmentation import AUGMENTATIONS
+
+        known = AUGMENTATIONS.parameters(self.augment)
+        return {key: value for key, value in self.model_extra.items() if key in known}
 
 
 class Model(Named):
@@ -103,6 +143,8 @@ class Train(Section):
     dtype: Literal["float32", "float64"] = "float32"
     threads: Positive = 1
     """Threads of torch in one cell; part of the configuration because the order of sums depends on it."""
+    start: Literal["equal", "independent"] | None = None
+    """Whether all workers start at one point, which is what happens if nothing is said, or each at one of its own."""
 
 
 class Probes(Section):

@@ -18,7 +18,7 @@ from torch import nn
 
 from dissensus.algorithms.streams import stream_seed
 from dissensus.experiments.cell import Batch, Setup, draw_batches
-from dissensus.experiments.models import cross_entropy
+from dissensus.experiments.data import Task
 from dissensus.experiments.records import Recorder
 from dissensus.probes import (
     Curvature,
@@ -36,15 +36,15 @@ _ON_THE_WAY = 0.1
 
 
 @torch.no_grad()
-def evaluate(module: nn.Module, batches: Sequence[Batch]) -> tuple[float, float]:
-    """The mean loss and the share of correct answers over all samples."""
+def evaluate(module: nn.Module, batches: Sequence[Batch], task: Task) -> tuple[float, float]:
+    """The mean loss and the share of correct answers over all samples, or over all characters of a text."""
     loss, right, count = 0.0, 0, 0
-    for x, y in batches:
-        scores = module(x)
-        loss += float(nn.functional.cross_entropy(scores, y, reduction="sum"))
-        right += int((scores.argmax(dim=1) == y).sum())
-        count += len(y)
-    return loss / count, right / count
+    for batch in batches:
+        score = task.score(module, batch)
+        loss += score.loss
+        right += score.right
+        count += score.answers
+    return loss / count + float(task.penalty(module)), right / count
 
 
 def measure_learning(setup: Setup, recorder: Recorder, gamma: float | None) -> None:
@@ -53,7 +53,7 @@ def measure_learning(setup: Setup, recorder: Recorder, gamma: float | None) -> N
     bn = setup.cell.probes.bn if engine.buffers else "none"
     with engine.consensus(**_policy(setup)) as module:
         for name, batches in (("train", setup.train_batches), ("test", setup.test_batches)):
-            loss, accuracy = evaluate(module, batches)
+            loss, accuracy = evaluate(module, batches, setup.data.task)
             recorder.metric(step, f"{name}_loss", loss, which="consensus", bn=bn)
             recorder.metric(step, f"{name}_accuracy", accuracy, which="consensus", bn=bn)
     distance = consensus_distance(engine.x)
@@ -70,7 +70,7 @@ def measure_workers(setup: Setup, recorder: Recorder) -> None:
     accuracies = []
     for i in range(setup.engine.size):
         with setup.engine.worker(i) as module:
-            accuracies.append(evaluate(module, setup.test_batches)[1])
+            accuracies.append(evaluate(module, setup.test_batches, setup.data.task)[1])
     step = setup.engine.t
     recorder.metric(step, "test_accuracy", sum(accuracies) / len(accuracies), which="mean")
     recorder.metric(step, "test_accuracy", min(accuracies), which="worst")
@@ -78,14 +78,14 @@ def measure_workers(setup: Setup, recorder: Recorder) -> None:
 
 def measure_curvature(setup: Setup, recorder: Recorder, *, noise: bool, eigenvalue: bool) -> NoiseMeasure | None:
     """Records curvature at the consensus model and what the disagreement makes of it; returns the noise measure."""
-    engine, step, probes = setup.engine, setup.engine.t, setup.cell.probes
+    engine, step, probes, loss = setup.engine, setup.engine.t, setup.cell.probes, setup.data.task.loss
     began = time.perf_counter()
     seed = stream_seed(setup.seed, "probe", "curvature", step)
     about = {"bn": probes.bn if engine.buffers else "none"}
     x = engine.x
     found = None
     with engine.consensus(**_policy(setup)) as module:
-        operator = Curvature(module, cross_entropy, setup.probe_batches)
+        operator = Curvature(module, loss, setup.probe_batches)
         accuracy = probes.trace_error if eigenvalue else max(probes.trace_error, _ON_THE_WAY)
         trace = hessian_trace(operator, rtol=accuracy, seed=seed)
         recorder.probe(step, "hessian_trace", trace.to_dict(), which="consensus", **about)
@@ -93,7 +93,7 @@ def measure_curvature(setup: Setup, recorder: Recorder, *, noise: bool, eigenval
             top = top_eigenvalues(operator, 1, seed=seed)[0]
             recorder.probe(step, "top_eigenvalue", top.to_dict(), which="consensus", **about)
         if consensus_distance(x).xi > 0.0:
-            gap = envelope(module, cross_entropy, setup.envelope_batches, x, dtype=torch.float64, seed=seed)
+            gap = envelope(module, loss, setup.envelope_batches, x, dtype=torch.float64, seed=seed)
             aligned = alignment(operator, x, trace=trace)
             recorder.probe(step, "envelope", gap.to_dict(), which="workers", **about)
             recorder.probe(step, "alignment_normalised", aligned.normalised.to_dict(), which="workers", **about)
@@ -104,7 +104,7 @@ def measure_curvature(setup: Setup, recorder: Recorder, *, noise: bool, eigenval
         if noise:
             sample = draw_batches(setup, step, probes.noise_batches)
             found = noise_measure(
-                module, cross_entropy, sample, seed, batches=setup.probe_batches, operator=operator, vectors=4
+                module, loss, sample, seed, batches=setup.probe_batches, operator=operator, vectors=4
             ).compressed(24)
             recorder.probe(step, "gradient_noise", found.variance.to_dict(), which="consensus", **about)
     recorder.metric(step, "probe_seconds", time.perf_counter() - began, which="consensus")

@@ -1,4 +1,4 @@
-r"""The local move by name (any optimizer of `torch.optim`), and the learning rate over the steps.
+r"""The local move by name (any optimizer of `torch.optim`, `accum-adam`, `accum-adamw`), and the learning rate.
 
 With peak rate a, warm-up w from a share f, last share l and T steps, the rate of step t is
 
@@ -27,26 +27,27 @@ Factory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 def optimizer(name: str, parameters: Mapping[str, Any], lr: float) -> Factory:
     """What makes the local optimizer from a list of tensors; the engine writes the rate of each step into it."""
     check_optimizer(name, parameters)
-    return functools.partial(_known()[_plain(name)], lr=lr, **parameters)
+    return functools.partial(_class(name), lr=lr, **parameters)
 
 
 def check_optimizer(name: str, parameters: Mapping[str, Any]) -> None:
     """Refuses an unknown optimizer or parameter with the nearest one."""
-    known, signature = _known(), optimizer_parameters(name)
+    cls, signature = _class(name), optimizer_parameters(name)
     for key in parameters:
         if key == "lr":
             raise ConfigError("the learning rate is not a parameter of the optimizer: set lr.peak")
         if key not in signature:
             raise ConfigError(f"optimizer {name!r} has no parameter {key!r}{nearest(key, signature)}")
-    check_values(f"optimizer {name!r}", known[_plain(name)], parameters)
+    check_values(f"optimizer {name!r}", cls, parameters)
+    try:
+        cls([torch.nn.Parameter(torch.zeros(1, 1))], **parameters)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"optimizer {name!r} refuses {dict(parameters)}: {error}") from error
 
 
 def optimizer_parameters(name: str) -> list[str]:
     """The parameters of an optimizer that a configuration may set."""
-    known = _known()
-    if _plain(name) not in known:
-        raise ConfigError(f"unknown optimizer {name!r}{nearest(_plain(name), known)}")
-    return [key for key in inspect.signature(known[_plain(name)]).parameters if key not in ("params", "lr")]
+    return [key for key in inspect.signature(_class(name)).parameters if key not in ("params", "lr")]
 
 
 def rate_at(rate: Rate, steps: int) -> Callable[[int], float]:
@@ -63,18 +64,16 @@ def rate_at(rate: Rate, steps: int) -> Callable[[int], float]:
     return at
 
 
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
+def _class(name: str) -> type[torch.optim.Optimizer]:
+    """The class of that name; dashes, underscores and capitals do not matter."""
+    from dissensus.algorithms.optimizers import optimizer_class
 
-
-def _known() -> dict[str, type[torch.optim.Optimizer]]:
-    return {
-        name.lower(): value
-        for name, value in vars(torch.optim).items()
-        if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
-    }
+    try:
+        return optimizer_class(name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def is_sgd(name: str) -> bool:
     """Whether the local move is SGD, for which the theory of the disagreement is exact on quadratics."""
-    return _plain(name) == "sgd"
+    return name.lower() == "sgd"

@@ -45,9 +45,12 @@ def predict(
     """Consensus distance and envelope of a run; `None` where the theory does not apply.
 
     It applies to DSGD and DSGD-AC with SGD as the local move (momentum, Nesterov, weight decay), in every order, over
-    rounds that share their eigenvectors (every static symmetric topology, circulant and XOR schedules).
+    rounds that share their eigenvectors (every static symmetric topology, circulant and XOR schedules), where all
+    workers start at one point and draw from the same data.
     """
     move, modes = moves_of(setup), modes_of(setup.topology)
+    if setup.cell.data.partition not in ("shuffled", "iid") or setup.cell.train.start == "independent":
+        return None
     if move is None or modes is None or not measures:
         return None
     return recursion(modes, setup.topology.size, interpolated(measures, len(lrs)), lrs, gammas, move)

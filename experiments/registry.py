@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import pkgutil
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from typing import Any, Generic, TypeVar
 
 from dissensus.experiments.errors import ConfigError
@@ -20,11 +22,16 @@ Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 
 class Registry(Generic[Product]):
-    """Builders of one kind of thing by name; `given` are the arguments that the runner, not the user, provides."""
+    """Builders of one kind of thing by name.
 
-    def __init__(self, kind: str, given: tuple[str, ...] = ()) -> None:
+    `given` are the arguments that the runner, not the user, provides; `folder` is a package whose modules register
+    builders: they are imported when the first name is asked for, so that a new file is found by itself.
+    """
+
+    def __init__(self, kind: str, given: tuple[str, ...] = (), folder: str = "") -> None:
         self.kind = kind
         self.given = given
+        self._folder = folder
         self._builders: dict[str, Callable[..., Product]] = {}
         self._needs: dict[str, tuple[str, str]] = {}
 
@@ -46,6 +53,7 @@ class Registry(Generic[Product]):
 
     def names(self) -> list[str]:
         """Every registered name."""
+        self._discover()
         return sorted(self._builders)
 
     def parameters(self, name: str) -> dict[str, inspect.Parameter]:
@@ -55,10 +63,17 @@ class Registry(Generic[Product]):
 
     def builder(self, name: str) -> Callable[..., Product]:
         """The builder of that name, or an error with the nearest name."""
+        self._discover()
         wanted = name.replace("_", "-")
         if wanted not in self._builders:
             raise ConfigError(f"unknown {self.kind} {name!r}{nearest(wanted, self._builders)}")
         return self._builders[wanted]
+
+    def _discover(self) -> None:
+        folder, self._folder = self._folder, ""
+        if folder:
+            for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
+                importlib.import_module(f"{folder}.{module.name}")
 
     def check(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Refuses an unknown name or parameter, a missing one, and a value that is not what the builder declares."""
@@ -99,7 +114,8 @@ def check_values(what: str, build: Callable[..., Any], parameters: Mapping[str, 
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-    hints = typing.get_type_hints(build.__init__ if inspect.isclass(build) else build, include_extras=True)
+    declared = build.__init__ if inspect.isclass(build) and not is_dataclass(build) else build
+    hints = typing.get_type_hints(declared, include_extras=True)
     for key, value in parameters.items():
         if key not in hints:
             continue

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dissensus.experiments.cell import Setup
 from dissensus.experiments.config import Study
 from dissensus.experiments.measurement import measure_curvature, measure_learning, measure_workers
 from dissensus.experiments.models import parameters_hash
 from dissensus.experiments.prediction import Measure, predict
 from dissensus.experiments.records import Recorder, Status
+from dissensus.experiments.threads import threads
 
 Watch = Callable[[int], None]
 """Called after every step with the number of steps done; what it raises ends the cell."""
@@ -49,7 +48,7 @@ def run_cell(cell: Study, root: Path, watch: Watch | None = None) -> Outcome:
     status: Status = "failed"
     error = ""
     try:
-        with recorder, _threads(cell.train.threads), _between_steps() as check:
+        with recorder, threads(cell.train.threads), _between_steps() as check:
             setup = Setup.build(cell)
             recorder.meta(**setup.facts())
             facts |= _train(setup, recorder, _both(check, watch))
@@ -145,14 +144,3 @@ def _between_steps() -> Iterator[Callable[[], None]]:
         check()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """As many threads as the configuration says, for the order of sums depends on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -56,7 +56,7 @@ class Columns:
             raise AlgorithmError(f"expected {self.size} columns, got {value.shape[-1]}")
         lead = value.shape[:-1]
         parts = value.split(self.counts, dim=-1)
-        return {n: p.view(*lead, *s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+        return {n: p.view((*lead, *s)) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
     def write(self, vector: Tensor, model: nn.Module) -> None:
         """Copies a vector (d,) into the parameters of a model."""

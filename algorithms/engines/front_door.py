@@ -27,6 +27,7 @@ from dissensus.algorithms.engines.fit import check_fit
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
 from dissensus.algorithms.registry import algorithm as algorithm_by_name
+from dissensus.algorithms.registry import check_optimizer
 from dissensus.algorithms.streams import stream
 from dissensus.theory.registry import topology as topology_by_name
 from dissensus.theory.topology import Topology
@@ -76,6 +77,7 @@ class Decentralized(torch.optim.Optimizer):
         self._parameters = [p for g in inner.param_groups for p in g["params"]]
         _check(self._parameters, model)
         check_fit(algorithm, topology)
+        check_optimizer(algorithm, inner)
         self._exchange = _Exchange(topology, group)
         self._algorithm_state = algorithm.init(self._point())
 

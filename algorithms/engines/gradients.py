@@ -4,34 +4,45 @@ Both routes compute $\nabla f_i(x_i; \text{batch}_i)$ for every worker i with it
 (BatchNorm keeps per-worker statistics, exactly) and its own random numbers: worker i at step t draws dropout masks from
 the stream `("dropout", t, i)` and from nothing else, so that the masks do not depend on the route, on the number of
 workers beside it, or on what was drawn before. The global generator is left as it was found.
+
+Parameters are read where they lie and gradients are written where they stay: no route asks for memory of the size of
+the workers. `auto` tries both routes on the first batch, `vmap` with all workers at once and with few, and keeps the
+fastest. A step may be cut into micro-batches: the gradient is then their mean, and BatchNorm sees one after the other.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dissensus.algorithms.engines.columns import Columns
+from dissensus.algorithms.engines.batches import micro_batches, rows_of
 from dissensus.algorithms.engines.randomness import PerWorker, global_state
+from dissensus.algorithms.engines.vectorised import Sinks, Vectorised
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.streams import stream_seed
 
 Route = Literal["vmap", "loop"]
 Loss = Callable[[nn.Module, Any], Tensor]
-Buffers = dict[str, Tensor]
+Stacked = dict[str, Tensor]
+"""Parameters or buffers of all workers by name, (n, ...) each."""
+
+FEW = (16, 4)
+"""How many workers `auto` tries in one vmap, besides all of them: what they compute may then stay in the cache."""
+LAPS, PATIENCE = 3, 0.3
+"""`auto` runs a route so often, or for so many seconds."""
 
 
-class Gradients(NamedTuple):
-    """What one evaluation returns: gradients (n, d), losses (n,), and the buffers afterwards, (n, ...) each."""
+class Found(NamedTuple):
+    """What one evaluation leaves beside the gradients: losses (n,), and the buffers afterwards."""
 
-    rows: Tensor
     losses: Tensor
-    buffers: Buffers
+    buffers: Stacked
 
 
 class _Objective(nn.Module):
@@ -54,12 +65,14 @@ class GradientRoute:
     """Evaluates the gradients of stacked workers by one of the two routes."""
 
     model: nn.Module
+    """A model of its own: the loop puts the workers' parameters into it."""
     loss: Loss
-    columns: Columns
     seed: int
     route: Route | Literal["auto"] = "auto"
     chunk: int | None = None
     """How many workers go through one vmap; all of them unless told otherwise."""
+    accumulate: int = 1
+    autocast: torch.dtype | None = None
     _draws: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -67,16 +80,39 @@ class GradientRoute:
             raise AlgorithmError(f"gradients must be 'auto', 'vmap' or 'loop', got {self.route!r}")
         if self.chunk is not None and self.chunk < 1:
             raise AlgorithmError(f"chunk must be at least 1 worker, got {self.chunk}")
+        if self.accumulate < 1:
+            raise AlgorithmError(f"accumulate must be at least 1 micro-batch, got {self.accumulate}")
+        if self.autocast not in (None, torch.bfloat16):
+            raise AlgorithmError(
+                f"autocast must be torch.bfloat16, got {self.autocast}: other precisions need their losses scaled"
+            )
         self._objective = _Objective(self.model, self.loss)
+        self._scratch: Stacked = {}
 
-    def __call__(self, points: Tensor, buffers: Buffers, batch: Any, key: tuple[int, int]) -> Gradients:
-        """The gradients at the rows of `points`; `key` is (step, how many evaluations came before in this step)."""
+    def __call__(self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, key: tuple[int, int]) -> Found:
+        """Writes the gradients at the parameters `at` into `out`; `key` is (step, evaluations before in this step)."""
+        if self.accumulate == 1:
+            return self._evaluate(at, out, buffers, batch, key)
+        if not self._scratch:
+            self._scratch = {name: torch.empty_like(v) for name, v in out.items()}
+        losses: list[Tensor] = []
+        for k, part in enumerate(micro_batches(batch, self.accumulate)):
+            found = self._evaluate(at, self._scratch if k else out, buffers, part, (*key, k))
+            buffers = found.buffers
+            losses.append(found.losses)
+            for name, v in out.items() if k else ():
+                v += self._scratch[name]
+        for v in out.values():
+            v /= self.accumulate
+        return Found(torch.stack(losses).mean(dim=0), buffers)
+
+    def _evaluate(self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, key: tuple[int, ...]) -> Found:
         if self.route == "auto":
-            self.route = self._faster(points, buffers, batch, key)
+            self.route, self.chunk = self._fastest(at, out, buffers, batch, key)
         if self.route == "loop":
-            return self._loop(points, buffers, batch, key)
+            return self._loop(at, out, buffers, batch, key)
         try:
-            return self._vmap(points, buffers, batch, key)
+            return self._vmap(at, out, buffers, batch, key, self.chunk)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
@@ -84,123 +120,127 @@ class GradientRoute:
                 f'the loss cannot be vectorised over workers ({str(error).splitlines()[0]}); use gradients="loop"'
             ) from error
 
-    def _seeds(self, key: tuple[int, int], lo: int, hi: int) -> list[int]:
+    def _seeds(self, key: tuple[int, ...], lo: int, hi: int) -> list[int]:
         return [stream_seed(self.seed, "dropout", *key, i) for i in range(lo, hi)]
 
-    def _loop(self, points: Tensor, buffers: Buffers, batch: Any, key: tuple[int, int]) -> Gradients:
-        rows, losses = torch.empty_like(points), []
-        after: dict[str, list[Tensor]] = {name: [] for name in buffers}
-        with global_state(points.device) as reseed:
-            for i, seed in enumerate(self._seeds(key, 0, len(points))):
-                reseed(seed)
-                worker = {name: b[i].clone() for name, b in buffers.items()}
-                split = {n: p.detach().requires_grad_() for n, p in self.columns.unflatten(points[i]).items()}
-                value = self._call(split, worker, _map(batch, lambda leaf, i=i: leaf[i]))
-                grads = torch.autograd.grad(value, list(split.values()), materialize_grads=True)
-                torch.cat([g.reshape(-1) for g in grads], out=rows[i])
-                losses.append(value.detach())
-                for name, b in worker.items():
-                    after[name].append(b)
-        return Gradients(rows, torch.stack(losses), {name: torch.stack(b) for name, b in after.items()})
+    def _casting(self, value: Tensor) -> Any:
+        return nullcontext() if self.autocast is None else torch.autocast(value.device.type, self.autocast)
 
-    def _vmap(self, points: Tensor, buffers: Buffers, batch: Any, key: tuple[int, int]) -> Gradients:
-        n = len(points)
-        chunk = self.chunk or n
-        if chunk >= n:
-            return self._vmap_range(points, buffers, batch, key, 0)
+    def _loop(self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, key: tuple[int, ...]) -> Found:
+        parameters = {name: p for name, p in self.model.named_parameters() if name in at}
+        inputs, losses = list(parameters.values()), []
+        first = next(iter(at.values()))
+        after = {name: b.clone() for name, b in buffers.items()}
+        with global_state(first.device) as reseed:
+            for i, seed in enumerate(self._seeds(key, 0, len(first))):
+                reseed(seed)
+                for name, p in parameters.items():
+                    p.data = at[name][i]
+                with _holding(self.model, {name: b[i] for name, b in after.items()}), self._casting(first):
+                    value = self._objective(rows_of(batch, i))
+                grads = torch.autograd.grad(value, inputs, materialize_grads=True)
+                for name, g in zip(parameters, grads, strict=True):
+                    out[name][i].copy_(g)
+                losses.append(value.detach())
+        return Found(torch.stack(losses), after)
+
+    def _vmap(
+        self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, key: tuple[int, ...], chunk: int | None
+    ) -> Found:
+        n = len(next(iter(at.values())))
+        if chunk is None or chunk >= n:
+            return self._vmap_range(at, out, buffers, batch, key, 0)
         parts = []
         for lo in range(0, n, chunk):
-            some = slice(lo, lo + chunk)
-            own = {k: b[some] for k, b in buffers.items()}
-            parts.append(self._vmap_range(points[some], own, _map(batch, lambda leaf, s=some: leaf[s]), key, lo))
-        return Gradients(
-            torch.cat([p.rows for p in parts]),
-            torch.cat([p.losses for p in parts]),
-            {k: torch.cat([p.buffers[k] for p in parts]) for k in buffers},
-        )
+            rows = slice(lo, lo + chunk)
+            here, there, own, part = rows_of((at, out, buffers, batch), rows)
+            parts.append(self._vmap_range(here, there, own, part, key, lo))
+        after = {name: torch.cat([p.buffers[name] for p in parts]) for name in buffers}
+        return Found(torch.cat([p.losses for p in parts]), after)
 
-    def _vmap_range(self, points: Tensor, buffers: Buffers, batch: Any, key: tuple[int, int], lo: int) -> Gradients:
+    def _vmap_range(
+        self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, key: tuple[int, ...], lo: int
+    ) -> Found:
         """The workers lo, lo + 1, ... in one vmap; once more under `PerWorker` if random numbers are drawn."""
-        with global_state(points.device) as reseed:
+        first = next(iter(at.values()))
+        with global_state(first.device) as reseed:
             if not self._draws:
                 reseed(0)
                 before = torch.get_rng_state()
-                found = self._vmap_once(points, buffers, batch)
+                found = self._vmap_once(at, out, buffers, batch)
                 if torch.equal(before, torch.get_rng_state()):
                     return found
                 self._draws = True
-            with PerWorker(self._seeds(key, lo, lo + len(points)), points.device):
-                return self._vmap_once(points, buffers, batch)
+            with PerWorker(self._seeds(key, lo, lo + len(first)), first.device):
+                return self._vmap_once(at, out, buffers, batch)
 
-    def _vmap_once(self, points: Tensor, buffers: Buffers, batch: Any) -> Gradients:
-        split = {n: p.detach().requires_grad_() for n, p in self.columns.unflatten(points).items()}
+    def _vmap_once(self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any) -> Found:
+        split = {name: v.detach().requires_grad_() for name, v in at.items()}
         after = {name: b.clone() for name, b in buffers.items()}
 
-        def one(parameters: Mapping[str, Tensor], own: Buffers, leaf: Any) -> tuple[Tensor, Buffers]:
-            kept = dict(own)
-            return self._call(parameters, kept, leaf), kept
+        def one(parameters: Stacked, own: Stacked, leaf: Any) -> tuple[Tensor, Stacked]:
+            given = {f"model.{k}": v for k, v in (*parameters.items(), *own.items())}
+            value = torch.func.functional_call(self._objective, given, (leaf,))
+            return value, {name: given[f"model.{name}"] for name in own}
 
-        losses, after = torch.vmap(one, randomness="different")(split, after, batch)
+        first = next(iter(at.values()))
+        with Vectorised(Sinks(split, out), len(first)), self._casting(first):
+            losses, after = torch.vmap(one, randomness="different")(split, after, batch)
         # the workers share no parameter, so the gradient of the sum holds each worker's own gradient in its row
         grads = torch.autograd.grad(losses.sum(), list(split.values()), materialize_grads=True)
-        rows = torch.cat([g.reshape(len(points), -1) for g in grads], dim=1)
-        return Gradients(rows, losses.detach(), {k: b.detach() for k, b in after.items()})
+        for place, g in zip(out.values(), grads, strict=True):
+            if g.data_ptr() != place.data_ptr():
+                place.copy_(g)
+        return Found(losses.detach(), {k: b.detach() for k, b in after.items()})
 
-    def _call(self, parameters: Mapping[str, Tensor], buffers: Buffers, batch: Any) -> Tensor:
-        """The loss with these parameters and buffers; `buffers` holds what the model left in them afterwards."""
-        given = {f"model.{k}": v for k, v in (*parameters.items(), *buffers.items())}
-        value = torch.func.functional_call(self._objective, given, (batch,))
-        for name in buffers:
-            buffers[name] = given[f"model.{name}"]
-        return value
-
-    def _faster(self, points: Tensor, buffers: Buffers, batch: Any, key: tuple[int, int]) -> Route:
-        """The route that is faster on this very batch; the loop where the model cannot be vmapped."""
-        if len(points) == 1:
-            return "loop"
-        routes: dict[Route, Callable[..., Gradients]] = {"loop": self._loop, "vmap": self._vmap}
-        best: dict[Route, float] = {}
-        for name, run in routes.items():
+    def _fastest(
+        self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, key: tuple[int, ...]
+    ) -> tuple[Route, int | None]:
+        """The route that is fastest on this very batch; the loop where the model cannot be vmapped."""
+        first = next(iter(at.values()))
+        n = len(first)
+        if n == 1:
+            return "loop", self.chunk
+        sizes = [self.chunk] if self.chunk is not None else [None, *(k for k in FEW if k < n)]
+        best: tuple[float, Route, int | None] = (_clock(self._loop, first, at, out, buffers, batch, key), "loop", None)
+        for size in sizes:
             try:
-                run(points, buffers, batch, key)
+                seconds = _clock(self._vmap, first, at, out, buffers, batch, key, size, worth=2 * best[0])
             except AlgorithmError:
                 raise
             except RuntimeError:
-                if name == "loop":
-                    raise
-                continue
-            laps = []
-            for _ in range(3):
-                started = time.perf_counter()
-                run(points, buffers, batch, key)
-                if points.is_cuda:
-                    torch.cuda.synchronize(points.device)
-                laps.append(time.perf_counter() - started)
-            best[name] = min(laps)
-        return min(best, key=lambda name: best[name])
+                break
+            best = min(best, (seconds, "vmap", size), key=lambda found: found[0])
+        return best[1], best[2] if best[1] == "vmap" else self.chunk
 
 
-def _map(batch: Any, of: Callable[[Tensor], Tensor]) -> Any:
-    """The same batch with `of` applied to its tensors."""
-    if isinstance(batch, Tensor):
-        return of(batch)
-    if isinstance(batch, dict):
-        return {k: _map(v, of) for k, v in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_map(v, of) for v in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(_map(v, of) for v in batch)
-    raise AlgorithmError(f"a batch is made of tensors in tuples, lists and dicts, got {type(batch).__name__}")
+def _clock(run: Callable[..., Found], where: Tensor, *arguments: Any, worth: float = float("inf")) -> float:
+    """The shortest of a few runs in seconds, after one that is not counted; only that one if it is slower than that."""
+    laps: list[float] = []
+    while len(laps) <= LAPS and sum(laps[1:]) < PATIENCE:
+        started = time.perf_counter()
+        run(*arguments)
+        if where.is_cuda:
+            torch.cuda.synchronize(where.device)
+        laps.append(time.perf_counter() - started)
+        if laps[0] > max(worth, PATIENCE):
+            return laps[0]
+    return min(laps[1:])
 
 
-def check_batch(batch: Any, size: int) -> None:
-    """Refuses a batch without a leading worker dimension of that size."""
+@contextmanager
+def _holding(model: nn.Module, rows: Mapping[str, Tensor]) -> Iterator[None]:
+    """Puts a worker's buffers into the model; what it leaves there, in place or as new tensors, ends up in `rows`."""
+    owners = {name: _owner(model, name) for name in rows}
+    for name, (owner, leaf) in owners.items():
+        owner._buffers[leaf] = rows[name]
+    yield
+    for name, (owner, leaf) in owners.items():
+        left = owner._buffers[leaf]
+        if left is not rows[name] and left is not None:
+            rows[name].copy_(left.detach())
 
-    def look(leaf: Tensor) -> Tensor:
-        if leaf.ndim == 0 or leaf.shape[0] != size:
-            raise AlgorithmError(
-                f"every tensor of a batch needs the worker dimension first, ({size}, ...), got {tuple(leaf.shape)}"
-            )
-        return leaf
 
-    _map(batch, look)
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return model.get_submodule(path), leaf

@@ -1,27 +1,31 @@
 r"""One round of exchange between stacked workers: the rows of $W_t V$ for a tensor of n rows.
 
-Three routes, one result: nothing to do when nobody speaks, a gather of one row per worker when every worker hears at
-most one other (one pass over memory instead of a product), and otherwise a dense or a sparse product, whichever touches
-less. The route of a round is found once and kept for as long as the schedule repeats.
+Few routes, one result: nothing to do when nobody speaks; runs of rows moved towards runs of senders when every worker
+hears at most one other (read twice, written once), or a gather where these have no order; a ring and its like by
+shifted slices; otherwise a dense or a sparse product, whichever is faster by a measured rule. The route of a round is
+found once and kept as long as the schedule repeats. A tensor is best given in strips that fit into the cache.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dissensus.theory.exchange import OnePeer, Run, plan
 from dissensus.theory.mixing import MixingMatrix
 from dissensus.theory.topology import Topology
 
-DENSE_BELOW = 32
-"""Up to this many workers, or at more than 1 weight in 8, a dense product is taken."""
-
-LONG_ROW, LARGE = 1 << 15, 1 << 23
-"""From so many columns, or numbers in all, a one-peer round goes row by row: every number is then written once."""
+DENSE_SHARE = 0.25
+"""A dense product wins from this share of nonzero weights on."""
+DENSE_UNTIL, MOST_SHIFTS = 12, 7
+"""From so many workers on, and up to so many slices, shifted slices beat either product."""
+ROWS_PER_RUN = 4
+"""Shorter runs than this on average are not worth the calls, unless rows are long."""
+LONG_ROW = 1 << 13
 
 Round = Callable[[Tensor], Tensor]
 
@@ -47,15 +51,15 @@ class Mixing:
 def round_of(w: MixingMatrix, dtype: torch.dtype, device: torch.device) -> Round:
     """One round as a function of a tensor (n, k) of that dtype and device."""
     n, weights = w.size, w.weights
-    own = weights.diagonal()
-    links = weights.copy()
-    links.setdiag(0.0)
-    links.eliminate_zeros()
-    if links.nnz == 0 and np.all(own == 1.0):
+    if weights.nnz == n and np.all(weights.diagonal() == 1.0):
         return Tensor.clone
-    if np.diff(links.indptr).max() <= 1:
-        return _gather(links.indptr, links.indices, links.data, own, dtype, device)
-    if n <= DENSE_BELOW or 8 * weights.nnz > n * n:
+    one_peer = plan(w).one_peer
+    if one_peer is not None:
+        return _one_peer(one_peer, dtype, device)
+    shifts = _shifts(w)
+    if shifts is not None:
+        return lambda value: _shifted(shifts, value)
+    if weights.nnz >= DENSE_SHARE * n * n:
         dense = torch.from_numpy(w.dense()).to(device, dtype)
         return lambda value: dense @ value
     with warnings.catch_warnings():
@@ -71,28 +75,66 @@ def round_of(w: MixingMatrix, dtype: torch.dtype, device: torch.device) -> Round
     return lambda value: sparse @ value
 
 
-def _gather(
-    indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, own: np.ndarray, dtype: torch.dtype, device: torch.device
-) -> Round:
-    """Every worker hears one other at most: w_ii x_i + w_ij x_j, as x_i + w_ij (x_j - x_i) where rows sum to one."""
-    n = len(own)
-    heard = np.diff(indptr) == 1
-    sender, weight = np.arange(n), np.zeros(n)
-    sender[heard], weight[heard] = indices, data
-    index = torch.from_numpy(sender).to(device)
-    if np.all(own + weight == 1.0):
-        column = torch.from_numpy(weight).to(device, dtype)[:, None]
-        pairs = [(i, int(j), float(column[i, 0])) for i, j in enumerate(sender)]
+def _shifts(w: MixingMatrix) -> list[tuple[slice, slice, float]] | None:
+    """The matrix as (receivers, senders, weight) with slices, the diagonal first; `None` if that takes many."""
+    receiver, sender = w.weights.tocoo().coords
+    if w.size < DENSE_UNTIL or w.weights.nnz > MOST_SHIFTS * w.size:
+        return None
+    order = np.lexsort((receiver, sender - receiver))
+    receiver, hop, weight = receiver[order], (sender - receiver)[order], w.weights.data[order]
+    breaks = np.flatnonzero((np.diff(hop) != 0) | (np.diff(receiver) != 1) | (np.diff(weight) != 0)) + 1
+    if len(breaks) >= MOST_SHIFTS:
+        return None
+    found = []
+    for lo, hi in zip([0, *breaks], [*breaks, len(receiver)], strict=True):
+        first, last, by = int(receiver[lo]), int(receiver[hi - 1]) + 1, int(hop[lo])
+        found.append((slice(first, last), slice(first + by, last + by), float(weight[lo])))
+    own = [shift for shift in found if shift[0] == shift[1] == slice(0, w.size)]
+    return own + [shift for shift in found if shift not in own] if own else None
 
-        def toward_sender(value: Tensor) -> Tensor:
-            if value.shape[1] < LONG_ROW and value.numel() < LARGE:
-                return torch.lerp(value, value.index_select(0, index), column)
-            mixed = torch.empty_like(value)
-            for i, j, share in pairs:
-                torch.lerp(value[i], value[j], share, out=mixed[i])
-            return mixed
 
-        return toward_sender
-    mine = torch.from_numpy(own).to(device, dtype)[:, None]
-    theirs = torch.from_numpy(weight).to(device, dtype)[:, None]
-    return lambda value: torch.addcmul(mine * value, theirs, value.index_select(0, index))
+def _shifted(shifts: Sequence[tuple[slice, slice, float]], value: Tensor) -> Tensor:
+    mixed = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    torch.mul(value, shifts[0][2], out=mixed)
+    for receivers, senders, weight in shifts[1:]:
+        mixed[receivers].add_(value[senders], alpha=weight)
+    return mixed
+
+
+def _one_peer(how: OnePeer, dtype: torch.dtype, device: torch.device) -> Round:
+    """Every worker hears one other at most: x_i + w_ij (x_j - x_i) where rows sum to one, else w_ii x_i + w_ij x_j."""
+    n = len(how.sender)
+    index = torch.from_numpy(how.sender).to(device)
+    mine = torch.from_numpy(how.keep).to(device, dtype)[:, None]
+    theirs = torch.from_numpy(how.take).to(device, dtype)[:, None]
+    convex = bool(np.all(how.keep + how.take == 1.0))
+
+    def gathered(value: Tensor) -> Tensor:
+        heard = value.index_select(0, index)
+        return torch.lerp(value, heard, theirs, out=heard) if convex else torch.addcmul(mine * value, theirs, heard)
+
+    runs = how.runs
+    if runs is None or not convex or any(min(run.by, run.peer_by) < 0 for run in runs):
+        return gathered  # mirrored rows are no view of a tensor
+
+    def in_runs(value: Tensor) -> Tensor:
+        if len(runs) * ROWS_PER_RUN > n and value.shape[1] < LONG_ROW:
+            return gathered(value)
+        return _toward(runs, value)
+
+    return in_runs
+
+
+def _toward(runs: Sequence[Run], value: Tensor) -> Tensor:
+    mixed = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    for run in runs:
+        own, peers = _rows(value, run.own, run.by, run.count), _rows(value, run.peer, run.peer_by, run.count)
+        torch.lerp(own, peers, run.take, out=_rows(mixed, run.own, run.by, run.count))
+        if run.paired:
+            torch.lerp(peers, own, run.take, out=_rows(mixed, run.peer, run.peer_by, run.count))
+    return mixed
+
+
+def _rows(value: Tensor, first: int, by: int, count: int) -> Tensor:
+    """Every `by`-th of `count` rows from `first` on, as a view."""
+    return value[first : first + by * (count - 1) + 1 : by] if count > 1 else value[first : first + 1]

@@ -1,23 +1,29 @@
 """The local move: any elementwise `torch.optim.Optimizer`, run as it is on the rows of all workers at once.
 
-The optimizer owns one stacked tensor per param group, so its memory has one row per worker too, and nothing couples the
-rows as long as its update is elementwise. Whether it is one is not believed but tried, on a handful of numbers, before
-the first step. A move returns a new tensor and writes into none of its arguments.
+The optimizer owns one parameter per strip of the layout, with all workers as rows, so its memory has one row per worker
+too, and nothing couples the rows as long as its update is elementwise. Whether it is one is not believed but tried, on
+a handful of numbers, before the first step. A move returns a new tensor and writes into none of its arguments.
+
+Workers with options of their own (`per_worker`) are rows of their own: neighbouring workers with equal options share a
+parameter. A learning rate schedule of `torch.optim.lr_scheduler` works on `optimizer` as on any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dissensus.algorithms.engines.columns import Columns
+from dissensus.algorithms.engines.layout import Layout, Options
 from dissensus.algorithms.errors import AlgorithmError
+from dissensus.theory.errors import nearest
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
-Options = Mapping[str, Any]
 Groups = Callable[[str, torch.Size], Options]
 """(name, shape) of a parameter -> the options of its param group: `lambda name, shape: {"weight_decay": 0.0}`."""
 
@@ -29,35 +35,128 @@ NOT_ELEMENTWISE = {
 }
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Rows and columns of a strip that have one parameter in the optimizer."""
+
+    rows: slice
+    columns: slice
+    parameter: torch.nn.Parameter
+    group: int
+    """Which param group of the optimizer it is in."""
+
+
+def options_of(columns: Columns, groups: Groups | None) -> list[Options]:
+    """The options of every parameter's param group."""
+    found: list[Options] = []
+    for name, shape in zip(columns.names, columns.shapes, strict=True):
+        options = dict(groups(name, shape)) if groups else {}
+        if "params" in options:
+            raise AlgorithmError(f"the options of parameter {name!r} must not contain 'params'")
+        found.append(options)
+    return found
+
+
 class Move:
     """One optimizer over the stacked workers. Engines alone hold one: its memory changes with every move."""
 
-    def __init__(self, factory: OptimizerFactory, size: int, columns: Columns, groups: Groups | None = None) -> None:
-        ranges = _ranges(columns, groups)
-        self._ranges = [(lo, hi) for lo, hi, _ in ranges]
-        empty = [torch.zeros(size, hi - lo, dtype=columns.dtype, device=columns.device) for lo, hi, _ in ranges]
-        self._blocks = [torch.nn.Parameter(e) for e in empty]
-        self.optimizer = _build(factory, self._blocks, [options for _, _, options in ranges])
+    def __init__(
+        self,
+        factory: OptimizerFactory,
+        layout: Layout,
+        per_worker: Sequence[Options] | None = None,
+        *,
+        apart: bool = False,
+    ) -> None:
+        """`apart` gives every worker a parameter of its own, so that one that is away keeps its own clock (Adam's)."""
+        workers = _runs(per_worker, layout.size)
+        kind = {"dtype": layout.columns.dtype, "device": layout.columns.device}
+        self._pieces: list[list[Piece]] = []
+        held: dict[int, list[torch.nn.Parameter]] = {}
+        for strip in layout.strips:
+            pieces = []
+            for columns, group in strip.pieces:
+                for k, (run, _) in enumerate(workers):
+                    for rows in [slice(i, i + 1) for i in range(run.start, run.stop)] if apart else [run]:
+                        shape = rows.stop - rows.start, columns.stop - columns.start
+                        p = torch.nn.Parameter(torch.zeros(shape, **kind))
+                        pieces.append(Piece(rows, columns, p, group * len(workers) + k))
+                        held.setdefault(pieces[-1].group, []).append(p)
+            self._pieces.append(pieces)
+        given = [{**options, **own} for options in layout.options for _, own in workers]
+        order = sorted(held)
+        self.optimizer = _build(factory, [held[g] for g in order], [given[g] for g in order])
         self._own_gradient = _try(factory)
+        self._groups = list(self.optimizer.param_groups)
+        self._params = [list(group["params"]) for group in self._groups]
+        self._place = {g: i for i, g in enumerate(order)}
         base = float(self.optimizer.defaults["lr"]) if "lr" in self.optimizer.defaults else 1.0
         self.base_lr = base
         """The learning rate the optimizer was built with; a group's own rate counts relative to it."""
-        self._scales = [float(g.get("lr", base)) / base if base else 1.0 for g in self.optimizer.param_groups]
+        self._scales = [float(g.get("lr", base)) / base if base else 1.0 for g in self._groups]
+        self._size = layout.size
 
-    def __call__(self, x: Tensor, g: Tensor, lr: float) -> Tensor:
-        """One step of the optimizer from x along g, as a new tensor."""
-        moved = x.detach().clone()
+    def begin(self, lr: float | None) -> float:
+        """Sets the learning rate of a step, or leaves what a scheduler has set; returns that of the first group."""
+        if lr is not None:
+            for group, scale in zip(self._groups, self._scales, strict=True):
+                group["lr"] = lr if scale == 1.0 else lr * scale
+        return float(self._groups[0].get("lr", self.base_lr)) / (self._scales[0] or 1.0)
+
+    def __call__(self, k: int, x: Tensor, g: Tensor, there: Tensor | None = None) -> Tensor:
+        """One step of the optimizer for strip k, from x along g, as a new tensor; for those that are there."""
+        moved = x.detach().clone(memory_format=torch.contiguous_format)
         if self._own_gradient:
             g = g.clone()
-        for group, scale in zip(self.optimizer.param_groups, self._scales, strict=True):
-            group["lr"] = lr if scale == 1.0 else lr * scale
-        for block, (lo, hi) in zip(self._blocks, self._ranges, strict=True):
-            block.data = moved[:, lo:hi]
-            block.grad = g[:, lo:hi]
-        self.optimizer.step()
-        for block in self._blocks:
-            block.grad = None
+        chosen: dict[int, list[torch.nn.Parameter]] = {}
+        for piece in self._pieces[k]:
+            if there is not None and not bool(there[piece.rows].any()):
+                continue
+            piece.parameter.data = moved[piece.rows, piece.columns]
+            piece.parameter.grad = g[piece.rows, piece.columns]
+            chosen.setdefault(self._place[piece.group], []).append(piece.parameter)
+        try:
+            self.optimizer.param_groups = [self._groups[i] for i in chosen]
+            for i, parameters in chosen.items():
+                self._groups[i]["params"] = parameters
+            self.optimizer.step()
+        finally:
+            self.optimizer.param_groups = self._groups
+            for i in chosen:
+                self._groups[i]["params"] = self._params[i]
+            for piece in self._pieces[k]:
+                piece.parameter.grad = None
         return moved
+
+    def rate(self, k: int) -> float | Tensor:
+        """The learning rate that strip k moves with: a number, or a column or more where workers or columns differ."""
+        pieces = self._pieces[k]
+        rates = [float(self._groups[self._place[p.group]].get("lr", self.base_lr)) for p in pieces]
+        if len(set(rates)) == 1:
+            return rates[0]
+        width = max(p.columns.stop for p in pieces) if len({(p.columns.start) for p in pieces}) > 1 else 1
+        like = pieces[0].parameter
+        found = torch.empty(self._size, width, dtype=like.dtype, device=like.device)
+        for piece, rate in zip(pieces, rates, strict=True):
+            found[piece.rows, piece.columns if width > 1 else slice(None)] = rate
+        return found
+
+    def keeping(self, k: int, rows: Tensor) -> Callable[[], None]:
+        """Remembers the memory of these workers (a mask) for strip k; what is returned puts it back."""
+        before: list[tuple[Piece, Tensor, dict[str, Tensor]]] = []
+        for piece in self._pieces[k]:
+            mask = rows[piece.rows]
+            state = self.optimizer.state.get(piece.parameter, {})
+            own = {name: v[mask].clone() for name, v in state.items() if _is_stacked(v, piece)}
+            before.append((piece, mask, own))
+
+        def put_back() -> None:
+            for piece, mask, own in before:
+                for name, v in self.optimizer.state.get(piece.parameter, {}).items():
+                    if _is_stacked(v, piece):
+                        v[mask] = own.get(name, 0.0)
+
+        return put_back
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's memory, as copies."""
@@ -66,30 +165,35 @@ class Move:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts a memory back."""
         self.optimizer.load_state_dict(_copied(dict(state)))
+        self._groups = list(self.optimizer.param_groups)
+        self._params = [list(group["params"]) for group in self._groups]
+        self.optimizer.param_groups = self._groups
 
 
-def _ranges(columns: Columns, groups: Groups | None) -> list[tuple[int, int, dict[str, Any]]]:
-    """Runs of neighbouring columns with the same options: (first, last + 1, options)."""
-    found: list[tuple[int, int, dict[str, Any]]] = []
-    at = 0
-    for name, shape, count in zip(columns.names, columns.shapes, columns.counts, strict=True):
-        options = dict(groups(name, shape)) if groups else {}
+def _runs(per_worker: Sequence[Options] | None, size: int) -> list[tuple[slice, Options]]:
+    """Runs of neighbouring workers with the same options."""
+    if per_worker is None:
+        return [(slice(0, size), {})]
+    if len(per_worker) != size:
+        raise AlgorithmError(f"per_worker has options for {len(per_worker)} workers, but there are {size}")
+    found, at = [], 0
+    for options, members in groupby(per_worker):
+        count = len(list(members))
         if "params" in options:
-            raise AlgorithmError(f"the options of parameter {name!r} must not contain 'params'")
-        if found and found[-1][2] == options:
-            found[-1] = (found[-1][0], at + count, options)
-        else:
-            found.append((at, at + count, options))
+            raise AlgorithmError(f"the options of worker {at} must not contain 'params'")
+        found.append((slice(at, at + count), dict(options)))
         at += count
     return found
 
 
-def _build(factory: OptimizerFactory, blocks: Sequence[Tensor], options: Sequence[Options]) -> torch.optim.Optimizer:
-    plain = len(blocks) == 1 and not options[0]
-    given = list(blocks) if plain else [{"params": [b], **o} for b, o in zip(blocks, options, strict=True)]
+def _build(
+    factory: OptimizerFactory, held: Sequence[list[torch.nn.Parameter]], options: Sequence[Options]
+) -> torch.optim.Optimizer:
+    plain = len(held) == 1 and not options[0]
+    given = list(held[0]) if plain else [{"params": p, **o} for p, o in zip(held, options, strict=True)]
     try:
         built = factory(given)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise AlgorithmError(f"the optimizer cannot run on stacked workers: {error}") from error
     if not isinstance(built, torch.optim.Optimizer):
         raise AlgorithmError(
@@ -99,6 +203,10 @@ def _build(factory: OptimizerFactory, blocks: Sequence[Tensor], options: Sequenc
     name = type(built).__name__
     if name in NOT_ELEMENTWISE:
         raise AlgorithmError(f"optimizer {name} is not elementwise: {NOT_ELEMENTWISE[name]}; use SGD, Adam or AdamW")
+    for own in options:
+        for key in own:
+            if key not in built.defaults:
+                raise AlgorithmError(f"optimizer {name} has no option {key!r}{nearest(key, built.defaults)}")
     return built
 
 
@@ -126,6 +234,10 @@ def _trial(factory: OptimizerFactory, start: list[Tensor], gradients: Tensor) ->
         optimizer.step()
         written |= any(not torch.equal(p.grad, g) for p, g in zip(parameters, step, strict=True) if p.grad is not None)
     return [p.detach() for p in parameters], written
+
+
+def _is_stacked(value: Any, piece: Piece) -> bool:
+    return isinstance(value, Tensor) and value.shape == piece.parameter.shape
 
 
 def _copied(value: Any) -> Any:

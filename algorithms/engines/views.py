@@ -30,7 +30,8 @@ def view(template: nn.Module, columns: Columns, vector: Tensor, buffers: dict[st
     columns.write(vector, model)
     own = dict(model.named_buffers())
     for name, value in buffers.items():
-        own[name].copy_(value)
+        # not copy_: a buffer may be an expanded view, or carry a gradient flag; tied ones stay tied
+        own[name].data = value.detach().clone()
     for p in model.parameters():
         p.grad = None
     with generators_restored():
@@ -40,7 +41,8 @@ def view(template: nn.Module, columns: Columns, vector: Tensor, buffers: dict[st
 def pooled(buffers: dict[str, Tensor], policy: BatchNormPolicy, initial: dict[str, Tensor]) -> dict[str, Tensor]:
     """The buffers of the consensus model.
 
-    `average`: floating-point buffers are averaged over the workers (variances arithmetically), counters are worker 0's;
+    `average`: real and complex buffers are averaged over the workers (variances arithmetically), what all workers agree
+    on stays as it is to the bit, counters and truth values are worker 0's;
     `local`: worker 0's; `frozen`: those the model was handed in with; `recalibrate`: starts from `average`.
     """
     if policy not in POLICIES:
@@ -49,13 +51,26 @@ def pooled(buffers: dict[str, Tensor], policy: BatchNormPolicy, initial: dict[st
         return initial
     if policy == "local":
         return {name: b[0] for name, b in buffers.items()}
-    return {name: b.mean(dim=0) if b.is_floating_point() else b[0] for name, b in buffers.items()}
+    return {name: _averaged(b) if b.is_floating_point() or b.is_complex() else b[0] for name, b in buffers.items()}
 
 
-def recalibrate(model: nn.Module, forward: Callable[[nn.Module, Any], Any], batches: Iterable[Any] | None) -> None:
-    """Measures the statistics of every normalisation layer anew: reset, then the plain average over these batches."""
+def _averaged(rows: Tensor) -> Tensor:
+    """The mean over the rows; where they are equal their value, which a sum would round, or overflow in a mask."""
+    return torch.where((rows == rows[:1]).all(dim=0), rows[0], rows.mean(dim=0))
+
+
+def recalibrate(
+    model: nn.Module, forward: Callable[[nn.Module, Any], Any], batches: Iterable[Any] | None, template: nn.Module
+) -> None:
+    """Measures the statistics of the normalisation layers anew: reset, then the plain average over these batches.
+
+    A layer that stands in eval mode in the template kept its statistics in training, and keeps them here.
+    """
+    learning = {name for name, m in template.named_modules() if m.training}
     layers = [
-        m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats
+        m
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.modules.batchnorm._NormBase) and m.track_running_stats and name in learning
     ]
     if batches is None:
         raise AlgorithmError('bn="recalibrate" needs batches to measure the statistics on: pass batches=[...]')

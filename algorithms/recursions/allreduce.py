@@ -3,7 +3,8 @@ r"""Centralized training: every worker moves along the mean of all gradients.
 $$ x_i^{t+1} = x_i^t - \alpha_t\, u\Big(\frac1n \sum_j g_j(x_j^t)\Big) $$
 
 Workers that start equal stay equal; with batches of b samples this is one machine with batches of n·b. The topology is
-not used: an all-reduce is not an exchange with neighbours.
+not used: an all-reduce is not an exchange with neighbours. The local optimizer u sees the mean gradient, so its moments
+are those of one machine; its weight decay acts at the worker's own point.
 
 Reference: the synchronous data-parallel baseline.
 """

@@ -8,7 +8,8 @@ r"""Decentralized SGD, in the three orders in which gradient, mixing and move ca
 
 with $W_\gamma = (1-\gamma) I + \gamma W$, $\gamma$ constant or a function of step and learning rate, and $u$ the local
 optimizer, which in `awc` and `cta` starts from the mixed point (where its weight decay is taken, too) and in `atc` from
-the own point. Its memory is never mixed. Many papers call `awc` "CTA": look where the gradient is taken.
+the own point. Its memory is never mixed. Many papers call `awc` "CTA": look where the gradient is taken. On the command
+line and in configurations γ is a number, the constant adaptive factor.
 
 Reference: Lian et al. 2017 (arXiv:1705.09056) for `awc`; Koloskova et al. 2020 (arXiv:2003.10422) for `atc`.
 """
@@ -42,12 +43,14 @@ from dissensus.theory.mixing import Stochasticity
 
 Order = Literal["awc", "atc", "cta"]
 ORDERS: tuple[Order, ...] = ("awc", "atc", "cta")
+Answer = Generator[Request, Any, Tensor]
+"""A part of a step: yields requests, returns rows."""
 
 
 @register("dsgd")
 @dataclass(frozen=True)
 class Dsgd:
-    """DSGD; with an Adam as the local optimizer it is DAdam."""
+    """DSGD; with an Adam as the local optimizer it is DAdam (`dadam`)."""
 
     order: Order = "awc"
     gamma: float | Callable[[int, float], float] = 1.0
@@ -87,19 +90,26 @@ class Dsgd:
         return dense_dsgd(problem, steps, self.order, factors)
 
 
-def ordered(x: Tensor, order: Order, gamma: float | Tensor, local: Local) -> Generator[Request, Any, Tensor]:
-    """Gradient, mixing and move, in one of the three orders."""
+def plain(at: Tensor) -> Answer:
+    """The gradients at the rows of a point."""
+    return (yield Gradient(at))
+
+
+def ordered(
+    x: Tensor, order: Order, gamma: float | Tensor, local: Local, gradient: Callable[[Tensor], Answer] = plain
+) -> Answer:
+    """Gradient, mixing and move, in one of the three orders; `gradient` says what the gradient at a point is."""
     if order == "awc":
         ticket = yield Post(x)
-        g = yield Gradient(x)
+        g = yield from gradient(x)
         mixed = toward(x, (yield Await(ticket)), gamma)
         return local.move(mixed, g)
     if order == "atc":
-        g = yield Gradient(x)
+        g = yield from gradient(x)
         half = local.move(x, g)
         return toward(half, (yield Mix(half)), gamma)
     mixed = toward(x, (yield Mix(x)), gamma)
-    g = yield Gradient(mixed)
+    g = yield from gradient(mixed)
     return local.move(mixed, g)
 
 

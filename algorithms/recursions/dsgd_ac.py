@@ -5,8 +5,10 @@ $$ \gamma_t = \gamma_{\min} + (1-\gamma_{\min})\Big(\frac{\alpha_t}{\alpha_{\max
 
 in the order of the paper's code, `awc`: $x^+ = W_{\gamma_t} x - \alpha_t u(g(x))$. What $\alpha_{\max}$ is:
 
-- `capture="window"`: the largest learning rate seen since `start`, so that $\gamma_t$ never exceeds 1, also when
-  `start` lies inside a warm-up;
+- `capture="window"`: the largest learning rate from `start` on, so that $\gamma_t$ never exceeds 1, also when `start`
+  lies inside a warm-up: $\gamma_t$ is below 1 then as long as the rate still rises. Whoever knows the whole schedule
+  says so with `planned(lr, steps)`, as every run of ours does; an engine that learns the rates one by one takes the
+  largest so far;
 - `capture="published"`: the learning rate of step `start`, once and for all. If the learning rate still rises then,
   $\gamma_t$ exceeds 1, as it does in the published code;
 - `lr_max=...`: this number. $\gamma_t$ exceeds 1 where the learning rate exceeds it.
@@ -19,7 +21,7 @@ Reference: Wang and Johansson 2026, arXiv:2602.02899 (order, capture rule, p = 3
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -77,6 +79,13 @@ class DsgdAc:
             raise AlgorithmError(f"start is a step counted from 0, got {self.start}")
         if self.lr_max is not None and not self.lr_max > 0:
             raise AlgorithmError(f"lr_max must be positive, got {self.lr_max}")
+
+    def planned(self, lr: Callable[[int], float], steps: int) -> DsgdAc:
+        """The same with the largest rate of its window, where the rule asks for it and it is known beforehand."""
+        rates = [lr(t) for t in range(self.start, steps)]
+        if self.capture != "window" or self.lr_max is not None or self.gamma is not None or not any(rates):
+            return self
+        return replace(self, lr_max=max(rates))
 
     def init(self, x: Tensor) -> Peak:
         """No learning rate has been seen."""

@@ -4,7 +4,8 @@ $$ x^{t+1} = W_t x^t - \alpha_t\, u(y^t), \qquad y^{t+1} = W_t y^t + g(x^{t+1}) 
 
 The mean of $y$ is the mean of the latest gradients, always. The recursion is cut at the gradient: a step starts with
 what the previous one received of $y$, adds the change of the gradient, and sends $x$ and $y$ in the same round; $x$ is
-on its way while the gradient is computed. The local optimizer $u$ moves the mixed point along $y$; its memory is local.
+on its way while the gradient is computed. The local optimizer $u$ moves the mixed point along $y$; its memory is local
+and sees $y$ only, and its weight decay is no part of what is tracked.
 
 Reference: Nedić, Olshevsky and Shi 2017, arXiv:1607.03218 (DIGing); with stochastic gradients, Pu and Nedić 2021,
 arXiv:1805.11454.

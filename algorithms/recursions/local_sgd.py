@@ -4,7 +4,8 @@ $$ x^{t+1/2} = x^t - \alpha_t u(g(x^t)), \qquad
 x^{t+1} = \begin{cases} J x^{t+1/2} & H \mid t+1 \\ x^{t+1/2} & \text{otherwise} \end{cases} $$
 
 with $J = \mathbf{1}\mathbf{1}^\top/n$. The average is an all-reduce: the topology is not used. The optimizer's memory
-is local and is not averaged. With $H = 1$ it is DSGD in the order `atc` on the complete graph.
+is local and is not averaged, its weight decay acts at the own point. With $H = 1$ it is DSGD in the order `atc` on the
+complete graph.
 
 Reference: Stich 2019, arXiv:1805.09767.
 """

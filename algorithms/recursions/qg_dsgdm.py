@@ -9,7 +9,7 @@ further message is needed. The order is `atc` and belongs to the method.
 The move along $u$ is the local optimizer, which should be plain SGD: a momentum of its own would come on top. Its
 coupled weight decay $\lambda$ moves the point by $-\alpha\lambda x$ on top of $u$; for heavy ball that is the published
 code, whose Nesterov variant puts the decay into $g$ and so applies it $1+\beta$ times. At a learning rate of zero the
-memory is left as it is, since nothing can be divided by it.
+memory is left as it is, since nothing can be divided by it. Where workers have rates of their own, α is the worker's.
 
 Reference: Lin, Karimireddy, Stich and Jaggi 2021, arXiv:2102.04761 (QG-DSGDm and QG-DSGDm-N).
 """
@@ -67,9 +67,15 @@ class QgDsgdm:
         m = self.beta * state.momentum + g
         half = local.move(x, g + self.beta * m if self.nesterov else m)
         mixed = yield Mix(half)
-        if local.lr == 0.0:
-            return mixed, state
-        return mixed, QuasiGlobal((1.0 - self.nu) * state.momentum + self.nu * ((x - mixed) / local.rate))
+        return mixed, QuasiGlobal(self._followed(state.momentum, x - mixed, local.rate))
+
+    def _followed(self, momentum: Tensor, displacement: Tensor, rate: float | Tensor) -> Tensor:
+        """m+; where the rate is zero, m."""
+        if not isinstance(rate, Tensor):
+            return momentum if rate == 0.0 else (1.0 - self.nu) * momentum + self.nu * (displacement / rate)
+        moving = rate != 0.0
+        followed = (1.0 - self.nu) * momentum + self.nu * (displacement / torch.where(moving, rate, 1.0))
+        return torch.where(moving, followed, momentum)
 
     def deployed(self, x: Tensor, state: QuasiGlobal) -> Tensor:
         """The point itself."""

@@ -8,13 +8,13 @@ and how far the numbers agree. No time is asserted here.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
 
+from dissensus.experiments.bench.timing import interleaved
 from dissensus.experiments.errors import ConfigError
 from dissensus.theory import MixingMatrix, from_matrices
 from dissensus.theory.exchange import exchange, plan
@@ -33,21 +33,6 @@ def bench_theory(scale: Scale = "small", *, repeats: int = 9) -> dict[str, Any]:
         "spectral_gap": [_gap(*case, repeats=repeats) for case in _gap_cases(scale)],
         "exchange": [_exchange(*case, repeats=repeats) for case in _exchange_cases(scale)],
     }
-
-
-def interleaved(contenders: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Runs all contenders in turn, `repeats` times; returns their times in seconds and their last results."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    results: dict[str, Any] = {}
-    for _ in range(repeats):
-        for name, run in contenders.items():
-            begin = time.perf_counter()
-            results[name] = run()
-            times[name].append(time.perf_counter() - begin)
-    spread = {
-        name: {"median": float(np.median(t)), "min": min(t), "max": max(t), "runs": len(t)} for name, t in times.items()
-    }
-    return spread, results
 
 
 def _gap_cases(scale: Scale) -> list[tuple[str, sp.csr_array, float | None, bool]]:

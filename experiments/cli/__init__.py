@@ -15,7 +15,7 @@ from dissensus.experiments.cli.parsing import Parser, UsageError
 
 VERBS: dict[str, str] = {
     "demo": "train, probe and report: the whole thread on real data in under two minutes",
-    "simulate": "train n workers in this process from a configuration file",
+    "simulate": "train n workers in this process: a configuration file, or exact quadratics (--problem)",
     "topology": "who mixes with whom: validity, spectrum, contraction, traffic",
     "theory": "what theory predicts: the stationary disagreement",
     "study": "arms x seeds from a configuration file, with paired statistics",

@@ -7,26 +7,131 @@ from typing import Any
 
 from dissensus.experiments.cli.output import print_json, print_table
 from dissensus.experiments.cli.parsing import Parser
+from dissensus.experiments.errors import ConfigError
+
+PARTS_OF_OURS = ("gradients", "mixing", "move", "rest")
 
 
 def configure(parser: Parser) -> None:
     """The options of the verb."""
-    parser.add_argument("what", choices=["theory"], help="which benchmark")
-    parser.add_argument("--scale", choices=["small", "full"], default="small", help="full goes up to a million workers")
+    parser.add_argument("what", choices=["theory", "simulate"], help="which benchmark")
+    parser.add_argument(
+        "--scale", choices=["small", "full"], default="small", help="full takes minutes: more workers, larger sizes"
+    )
+    parser.add_argument(
+        "--only",
+        metavar="PART[,PART]",
+        type=lambda text: text.split(","),
+        help="of simulate: only some of limit, processes, loop, memory",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints."""
-    from dissensus.experiments.bench.theory import bench_theory
+    if args.what == "simulate":
+        from dissensus.experiments.bench.simulate import PARTS, bench_simulate
 
-    result = bench_theory(args.scale)
+        result, show = bench_simulate(args.scale, parts=args.only or PARTS), _show_simulation
+    elif args.only:
+        raise ConfigError(f"--only {','.join(args.only)} is for `bench simulate`; `bench {args.what}` has no parts")
+    else:
+        from dissensus.experiments.bench.theory import bench_theory
+
+        result, show = bench_theory(args.scale), _show_theory
     if args.json:
         print_json(result)
-        return 0
+    else:
+        show(result)
+    return 0
+
+
+def _show_theory(result: dict[str, Any]) -> None:
     _show_gaps(result["spectral_gap"])
     _show_exchanges(result["exchange"])
-    return 0
+
+
+def _show_simulation(result: dict[str, Any]) -> None:
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        rows.setdefault(row["part"], []).append(row)
+    shows = {"limit": _show_limits, "processes": _show_processes, "loop": _show_loops, "memory": _show_memory}
+    for part, show in shows.items():
+        if part in rows:
+            show(rows[part])
+
+
+def _show_limits(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        "a step of n workers against one gradient on all their samples: medians in ms (ratio of fastest runs)",
+        ["model", "n", "optimizer", "threads", "big step", "ours", "ratio", "limit", "met", "agree", *PARTS_OF_OURS],
+        [
+            [
+                *(row[key] for key in ("case", "n", "optimizer", "threads")),
+                _ms(row["seconds"]["big step"]),
+                _ms(row["seconds"]["ours"]),
+                f"{row['ratio']:.2f} ({row['ratio_of_fastest']:.2f})",
+                *(row[key] for key in ("limit", "met", "agree")),
+                *(_ms(row["parts_of_ours"][part]) for part in PARTS_OF_OURS),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _show_processes(rows: list[dict[str, Any]]) -> None:
+    who = ("processes, front door", "processes, by hand", "ours")
+    print_table(
+        "worker-steps per second: a process per worker and ours, medians (ratio of fastest runs)",
+        ["model", "n", "threads", *who, "times more", "limit", "met", "agree"],
+        [
+            [
+                *(row[key] for key in ("case", "n", "threads")),
+                *(f"{row['worker_steps_per_second'][name]:.0f}" for name in who),
+                f"{row['times_more']:.2f} ({row['times_more_of_fastest']:.2f})",
+                *(row[key] for key in ("limit", "met", "agree")),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _show_loops(rows: list[dict[str, Any]]) -> None:
+    who = ("python loop", "tuned python loop", "ours, auto", "ours, vmap", "ours, loop")
+    print_table(
+        "a step of n workers against loops over n modules: medians in ms (ratios of fastest runs)",
+        ["model", "n", "threads", *who, "faster than loop", "of the faster loop", "limit", "met", "agree"],
+        [
+            [
+                *(row[key] for key in ("case", "n", "threads")),
+                *(_ms(row["seconds"][name]) for name in who),
+                f"{row['times_faster_than_python_loop']:.2f} ({row['times_faster_than_python_loop_of_fastest']:.2f})",
+                f"{row['times_slower_than_faster_loop']:.2f} ({row['times_slower_than_faster_loop_of_fastest']:.2f})",
+                *(row[key] for key in ("limit", "met", "agree")),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _show_memory(rows: list[dict[str, Any]]) -> None:
+    kinds = ("resident", "allocated")
+    described = ("case", "n", "d", "optimizer", "chunk")
+    columns = ["model", *described[1:], *kinds, "activations", *(f"{k} beside" for k in kinds), "limit", "met"]
+    print_table(
+        "the largest memory of a step in units of n d numbers, engine included; activations are an ordinary module's",
+        columns,
+        [
+            [
+                *(row[key] for key in described),
+                *(f"{row['units'][kind]:.2f}" for kind in kinds),
+                f"{row['units_of_activations']:.2f}",
+                *(f"{row['units_without_activations'][kind]:.2f}" for kind in kinds),
+                *(row[key] for key in ("limit", "met")),
+            ]
+            for row in rows
+        ],
+    )
 
 
 def _show_gaps(rows: list[dict[str, Any]]) -> None:
@@ -69,3 +174,7 @@ def _show_exchanges(rows: list[dict[str, Any]]) -> None:
 
 def _short(value: float | None) -> str | None:
     return None if value is None else f"{value:.3g}"
+
+
+def _ms(spread: dict[str, float]) -> str:
+    return f"{1000 * spread['median']:.3g}"

@@ -36,6 +36,11 @@ def configure(parser: Parser) -> None:
         "--promise", choices=["doubly", "row", "column"], help="which sums are one (for --file; default doubly)"
     )
     parser.add_argument("--gamma", type=float, help="adaptive consensus: every round becomes (1-gamma) I + gamma W")
+    parser.add_argument("--drop", type=float, metavar="P", help="every link is down with probability P at every step")
+    parser.add_argument("--drop-burst", type=float, metavar="STEPS", help="how long an outage takes on average")
+    parser.add_argument("--drop-scheme", choices=["link", "message"], help="lose both directions together, or one")
+    parser.add_argument("--drop-keep", choices=["row", "column"], help="what to keep where both sums cannot be kept")
+    parser.add_argument("--drop-seed", type=int, help="decides who fails when (default 0)")
     parser.add_argument(
         "--memory", type=float, default=0.9, help="memory at which neighbours are counted (default 0.9)"
     )
@@ -59,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return _list(as_json=args.json)
     chosen = [_build(args)]
     chosen += [registry.topology(name, chosen[0].size) for name in args.compare]
+    chosen = [_dropped(t, args) for t in chosen]
     if args.gamma is not None:
         chosen = [t.adapted(args.gamma) for t in chosen]
     reports = [report(t, memory=args.memory).to_dict() for t in chosen]
@@ -101,6 +107,17 @@ def _build(args: argparse.Namespace) -> Topology:
 
     found = registry.entry(args.name)
     return registry.topology(found.name, args.n, **keywords(found.build, args, f"topology {found.name!r}"))
+
+
+def _dropped(built: Topology, args: argparse.Namespace) -> Topology:
+    given = {k: v for k in ("burst", "scheme", "keep", "seed") if (v := getattr(args, f"drop_{k}")) is not None}
+    if args.drop is None:
+        if given:
+            raise UsageError(f"topology: --drop-{next(iter(given))} needs --drop P, the share of steps a link is down")
+        return built
+    from dissensus.theory.faults import dropped
+
+    return dropped(built, args.drop, **given)
 
 
 _DRAWN_ROUNDS = 8

@@ -1,53 +1,44 @@
-"""A data set as a value: training and test tensors that know their own fingerprint."""
+"""A data set as a value: training and test tensors that know their own fingerprint and what is asked of a model."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import importlib
-import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dissensus.experiments.data.task import Task
 from dissensus.experiments.registry import Registry
-
-
-class _DataSets(Registry["DataSet"]):
-    """Data sets by name; a file in this folder with a registered builder is found by itself."""
-
-    def builder(self, name: str) -> Any:
-        _discover()
-        return super().builder(name)
-
-    def names(self) -> list[str]:
-        _discover()
-        return super().names()
-
-
-DATASETS = _DataSets("data set")
-
-
-@cache
-def _discover() -> None:
-    package = importlib.import_module("dissensus.experiments.data")
-    for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
-        importlib.import_module(f"dissensus.experiments.data.{module}")
 
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """Inputs and integer labels, split into training and test."""
+    """Inputs and targets, split into training and test."""
 
     name: str
     train_x: Tensor
     train_y: Tensor
+    """Labels (N,), or the next characters (N, L)."""
     test_x: Tensor
     test_y: Tensor
     classes: int
+    """How many different answers there are: classes, or characters of the alphabet."""
+    task: Task = field(default_factory=Task)
+    """Which loss and which score it needs."""
+    groups: Tensor | None = None
+    """Where each training sample comes from, (N,): what partitioners tell apart instead of labels."""
+    black: tuple[float, ...] = ()
+    """The value of an empty pixel, per channel, after normalisation: what augmentation pads images with."""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What is known of it in closed form or by certificate, such as the least loss that can be reached."""
+    optimum: Tensor | None = None
+    """The certified optimum of model `linear` on all training samples as one vector, in float64."""
 
     @property
     def size(self) -> int:
@@ -59,20 +50,31 @@ class DataSet:
         """The shape of one input."""
         return tuple(self.train_x.shape[1:])
 
+    @property
+    def labels(self) -> np.ndarray:
+        """What partitioners tell apart: the groups if there are any, the labels of classes, or nothing (all alike)."""
+        if self.groups is not None:
+            return self.groups.numpy()
+        return self.train_y.numpy() if self.train_y.ndim == 1 else np.zeros(self.size, dtype=np.int64)
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of every number in it."""
         digest = hashlib.sha256()
-        for part in (self.train_x, self.train_y, self.test_x, self.test_y):
+        groups = () if self.groups is None else (self.groups,)
+        for part in (self.train_x, self.train_y, self.test_x, self.test_y, *groups):
             digest.update(str((part.dtype, tuple(part.shape))).encode())
             digest.update(part.contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def to(self, dtype: torch.dtype) -> DataSet:
-        """The same data with inputs of another floating type."""
-        return DataSet(
-            self.name, self.train_x.to(dtype), self.train_y, self.test_x.to(dtype), self.test_y, self.classes
-        )
+        """The same data with inputs of another floating type; characters stay whole numbers."""
+        if not self.train_x.is_floating_point():
+            return self
+        return dataclasses.replace(self, train_x=self.train_x.to(dtype), test_x=self.test_x.to(dtype))
+
+
+DATASETS = Registry[DataSet]("data set", folder="dissensus.experiments.data")
 
 
 def dataset(name: str, parameters: Mapping[str, Any] | None = None) -> DataSet:

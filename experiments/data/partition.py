@@ -1,83 +1,85 @@
-"""How training samples come to the workers: a pure function of (seed, epoch), so every arm of a seed sees the same.
+r"""Who keeps which samples: partitioners by name. Every training sample is in exactly one shard.
 
-- `iid`: n fixed shards of one random permutation, each sample in exactly one, sizes equal up to one; every worker walks
-  through its own shard in an order that is new each epoch.
-- `shuffled`: every epoch one permutation of all samples is dealt to the workers. No sample is seen twice in an epoch,
-  and no worker keeps a shard, so the gradient noise of a worker has no persistent part.
+A partitioner gets what each sample is labelled with, the number of workers and the seed, and returns one sorted array
+of indices per worker. It draws from the stream ("data", "partition", ...) of the seed and from nothing else, so the
+shards are the same in every process and in every arm of a seed.
 
-An epoch is as many whole batches as every worker can fill; what is left over comes in a later epoch's permutation.
+- `shuffled`: nobody keeps anything (no shards): all samples are dealt anew to all workers every epoch.
+- `iid`: one random permutation cut into shards that differ by one sample at most.
+- `dirichlet`, `shards`, `quantity`, `power-law`: see `skew`.
+
+How far shards are from IID is one number: the mean over workers of the total variation between the labels of a worker
+and those of all,
+
+$$ H = \frac1n \sum_i \tfrac12 \sum_c |p_i(c) - p(c)| \in [0, 1). $$
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from dissensus.algorithms.streams import numpy_stream
 from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.registry import Registry
+
+Shards = list[np.ndarray]
+"""One sorted array of sample indices per worker; empty if no worker keeps samples."""
 
 
-def iid_shards(size: int, workers: int, seed: int) -> list[np.ndarray]:
+PARTITIONS = Registry[Shards]("partition", given=("labels", "workers", "seed"), folder="dissensus.experiments.data")
+
+
+def shards_of(
+    name: str, labels: np.ndarray, workers: int, seed: int, parameters: Mapping[str, Any] | None = None
+) -> Shards:
+    """Builds the shards by name: `shards_of("dirichlet", labels, 8, seed, {"alpha": 0.1})`."""
+    PARTITIONS.check(name, parameters or {})
+    return PARTITIONS.build(name, parameters or {}, np.asarray(labels), workers, seed)
+
+
+@PARTITIONS.register("shuffled")
+def shuffled(labels: np.ndarray, workers: int, seed: int) -> Shards:
+    """No shards: every epoch one permutation of all samples is dealt to the workers."""
+    del labels, workers, seed
+    return []
+
+
+@PARTITIONS.register("iid")
+def iid(labels: np.ndarray, workers: int, seed: int) -> Shards:
+    """Equal shards of one permutation."""
+    return iid_shards(len(labels), workers, seed)
+
+
+def iid_shards(size: int, workers: int, seed: int) -> Shards:
     """Splits `size` samples into one shard per worker: each sample exactly once, sizes equal up to one."""
-    if workers > size:
-        raise ConfigError(f"{workers} workers cannot share {size} training samples: at most {size} workers")
+    check_enough(size, workers)
     permutation = numpy_stream(seed, "data", "partition").permutation(size)
     return [np.sort(shard) for shard in np.array_split(permutation, workers)]
 
 
-@dataclass(frozen=True)
-class Order:
-    """Which samples each worker sees at each step."""
+def check_enough(size: int, workers: int, each: int = 1, key: str = "") -> None:
+    """Refuses shards of at least `each` samples where there are too few; `key` is the parameter that says so."""
+    if workers > size:
+        raise ConfigError(f"{workers} workers cannot share {size} training samples: at most {size} workers")
+    if workers * each > size:
+        raise ConfigError(
+            f"{workers} workers with {key} = {each} need {workers * each} training samples, but there are {size}: "
+            f"set data.{key} to at most {size // workers}"
+        )
 
-    size: int
-    workers: int
-    batch: int
-    seed: int
-    partition: Literal["shuffled", "iid"] = "shuffled"
 
-    def __post_init__(self) -> None:
-        if self.batch * self.workers > self.size:
-            raise ConfigError(
-                f"{self.workers} workers with batches of {self.batch} need {self.workers * self.batch} training "
-                f"samples a step, but there are {self.size}: use a batch of at most {self.size // self.workers}"
-            )
+def label_histogram(labels: np.ndarray, shards: Sequence[np.ndarray]) -> np.ndarray:
+    """How many samples of each label each worker keeps, (n, labels)."""
+    labels = np.asarray(labels)
+    count = int(labels.max()) + 1
+    return np.stack([np.bincount(labels[shard], minlength=count) for shard in shards])
 
-    @cached_property
-    def shards(self) -> list[np.ndarray]:
-        """The fixed shards of `iid`."""
-        return iid_shards(self.size, self.workers, self.seed)
 
-    @cached_property
-    def steps_per_epoch(self) -> int:
-        """The steps for which every worker has a whole batch."""
-        return (self.size // self.workers) // self.batch
-
-    def epoch(self, epoch: int) -> np.ndarray:
-        """The sample indices of an epoch, of shape (steps, workers, batch)."""
-        generator = numpy_stream(self.seed, "data", "order", epoch)
-        steps, taken = self.steps_per_epoch, self.steps_per_epoch * self.batch
-        if self.partition == "shuffled":
-            dealt = generator.permutation(self.size)[: taken * self.workers].reshape(self.workers, taken)
-        else:
-            dealt = np.stack([generator.permutation(shard)[:taken] for shard in self.shards])
-        return dealt.reshape(self.workers, steps, self.batch).transpose(1, 0, 2)
-
-    def at(self, t: int) -> np.ndarray:
-        """The sample indices of step t, of shape (workers, batch)."""
-        epoch, step = divmod(t, self.steps_per_epoch)
-        if self._held[0] != epoch:
-            self._held[:] = [epoch, self.epoch(epoch)]
-        return self._held[1][step]
-
-    @cached_property
-    def _held(self) -> list:
-        return [-1, None]
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the first epoch: two runs with the same one see the same samples in the same order."""
-        return hashlib.sha256(np.ascontiguousarray(self.epoch(0)).tobytes()).hexdigest()[:16]
+def heterogeneity(histogram: np.ndarray) -> float:
+    """The mean total variation H between the labels of a worker and those of all; 0 where all are alike."""
+    share = histogram / histogram.sum(axis=1, keepdims=True)
+    whole = histogram.sum(axis=0) / histogram.sum()
+    return float(0.5 * np.abs(share - whole).sum(axis=1).mean())

@@ -1,11 +1,14 @@
 """The adaptive factor of DSGD-AC: the schedule, its two capture rules, and that what is recorded is what is used."""
 
+import typing
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from dissensus.algorithms import algorithm
+from dissensus.algorithms import algorithm, algorithms
 
 
 def gammas(parameters: dict[str, Any], lr: Any, steps: int, quadratics: Any, schedules: dict) -> list[float]:
@@ -46,6 +49,52 @@ def test_a_fixed_lr_max_is_used_as_given(quadratics: Any, schedules: dict) -> No
 def test_constant_and_function_factors(quadratics: Any, schedules: dict) -> None:
     assert gammas({"gamma": 0.25, "start": 2}, 0.1, 4, quadratics, schedules) == [1.0, 1.0, 0.25, 0.25]
     assert gammas({"gamma": lambda t, lr: lr * t}, 0.1, 3, quadratics, schedules) == pytest.approx([0.0, 0.1, 0.2])
+
+
+@pytest.mark.parametrize("start", [0, 7])
+@pytest.mark.parametrize("p", [0.5, 1.0, 3.0])
+def test_in_the_window_the_factor_never_exceeds_one(p: float, start: int, quadratics: Any, schedules: dict) -> None:
+    rates = np.random.default_rng(int(10 * p) + start).lognormal(size=60)  # up and down, far beyond every warm-up
+    got = gammas(
+        {"p": p, "gamma_min": 0.2, "start": start}, lambda t: 0.01 * float(rates[t]), 60, quadratics, schedules
+    )
+    assert max(got) == 1.0
+    assert min(got) >= 0.2
+    for t in range(start, 60):
+        ratio = rates[t] / rates[start : t + 1].max()
+        assert got[t] == pytest.approx(0.2 + 0.8 * ratio**p, rel=1e-14)
+
+
+def test_p_of_zero_and_a_floor_of_one_are_dsgd(quadratics: Any, schedules: dict) -> None:
+    for parameters in ({"p": 0.0}, {"gamma_min": 1.0}):
+        assert gammas(parameters, warmup_then_cosine, 40, quadratics, schedules) == [1.0] * 40
+
+
+def test_the_peak_survives_a_resume(quadratics: Any, schedules: dict) -> None:
+    problem, topology = quadratics.draw(4, 2, 30), schedules["ring"](4)
+    build = partial(problem.engine, algorithm("dsgd-ac", start=3), topology, lr=warmup_then_cosine)
+    whole, first, second = build(), build(), build()
+    expected = [whole.step(problem.batch(t)).gamma for t in range(30)]
+    for t in range(17):
+        first.step(problem.batch(t))
+    second.load_state_dict(first.state_dict())
+    assert [second.step(problem.batch(t)).gamma for t in range(17, 30)] == expected[17:]
+
+
+@pytest.mark.parametrize("name", ["dsgd", "dsgd-ac", "dadam"])
+def test_a_number_named_gamma_is_the_constant_factor_everywhere(name: str, quadratics: Any, schedules: dict) -> None:
+    from pydantic import TypeAdapter
+
+    declared = typing.get_type_hints(algorithms()[name])["gamma"]
+    typed = TypeAdapter(declared).validate_strings("0.3")  # as a command line hands it over
+    assert typed == 0.3
+    problem, topology = quadratics.draw(4, 2, 5), schedules["ring"](4)
+    adam = partial(torch.optim.Adam, lr=0.1)
+    engine = problem.engine(algorithm(name, gamma=typed), topology, optimizer=adam, lr=warmup_then_cosine)
+    assert [engine.step(problem.batch(t)).gamma for t in range(5)] == [0.3] * 5
+    other = problem.engine(algorithm("dsgd", gamma=0.3), topology, optimizer=adam, lr=warmup_then_cosine)
+    problem.run(other, 5)
+    assert torch.equal(engine.x, other.x)
 
 
 def test_a_learning_rate_of_zero_is_no_division_by_zero(quadratics: Any, schedules: dict) -> None:

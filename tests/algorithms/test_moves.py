@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn, optim
 
 from dissensus.algorithms import AlgorithmError, StackedEngine
+from dissensus.algorithms.engines import layout
 from dissensus.algorithms.engines.columns import Columns
-from dissensus.algorithms.engines.moves import Move
+from dissensus.algorithms.engines.layout import Layout
+from dissensus.algorithms.engines.moves import Move, options_of
 
 ELEMENTWISE = {
     "sgd": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
@@ -37,19 +39,41 @@ def model() -> nn.Module:
 COLUMNS = Columns.of(model())
 
 
+class Moved:
+    """A move of whole points, cut into strips and put together again."""
+
+    def __init__(self, factory: Any, n: int, groups: Any = None, *, columnwise: bool = True, **options: Any) -> None:
+        self.layout = Layout.of(n, COLUMNS, options_of(COLUMNS, groups), columnwise=columnwise)
+        self.move = Move(factory, self.layout, **options)
+
+    def __call__(self, x: Tensor, g: Tensor, lr: float | None) -> Tensor:
+        self.move.begin(lr)
+        parts = zip(self.layout.cut(x), self.layout.cut(g), strict=True)
+        kept = [(a, b, a.clone(), b.clone()) for a, b in parts]
+        moved = [self.move(k, a, b) for k, (a, b, _, _) in enumerate(kept)]
+        assert all(torch.equal(a, c) and torch.equal(b, d) for a, b, c, d in kept), "an argument was written to"
+        return self.layout.join(moved)
+
+
+@pytest.fixture(params=["one strip", "a strip per parameter", "strips of 16 columns"])
+def columnwise(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """How the columns are cut."""
+    monkeypatch.setattr(layout, "OWN_BLOCK", 1)
+    if request.param == "strips of 16 columns":
+        monkeypatch.setattr(layout, "STRIP", 1)
+    return request.param != "one strip"
+
+
 @pytest.mark.parametrize("name", sorted(ELEMENTWISE))
-def test_stacked_rows_move_like_separate_models(name: str) -> None:
+def test_stacked_rows_move_like_separate_models(name: str, columnwise: bool) -> None:
     torch.manual_seed(0)
     n, d = 3, COLUMNS.size
-    move, x = Move(ELEMENTWISE[name], n, COLUMNS), torch.randn(n, d, dtype=torch.float64)
+    move, x = Moved(ELEMENTWISE[name], n, columnwise=columnwise), torch.randn(n, d, dtype=torch.float64)
     rows = [nn.Parameter(r.clone()) for r in x]
     alone = [ELEMENTWISE[name]([r]) for r in rows]
     for _ in range(5):
         g = torch.randn(n, d, dtype=torch.float64)
-        kept = x.clone(), g.clone()
         moved = move(x, g, 0.1)
-        assert torch.equal(x, kept[0])
-        assert torch.equal(g, kept[1])
         for r, optimizer, row in zip(rows, alone, g, strict=True):
             r.grad = row.clone()
             optimizer.step()
@@ -62,7 +86,7 @@ def test_stacked_rows_move_like_separate_models(name: str) -> None:
 
 
 def test_a_move_is_not_changed_by_the_next_one() -> None:
-    move, x = Move(ELEMENTWISE["sgd"], 2, COLUMNS), torch.randn(2, COLUMNS.size, dtype=torch.float64)
+    move, x = Moved(ELEMENTWISE["sgd"], 2), torch.randn(2, COLUMNS.size, dtype=torch.float64)
     first = move(x, torch.ones_like(x), 0.1)
     kept = first.clone()
     move(first, torch.ones_like(x), 0.1)
@@ -99,16 +123,16 @@ class Lamb(torch.optim.Optimizer):
 )
 def test_optimizers_that_cannot_be_stacked_are_refused(factory: Any, message: str) -> None:
     with pytest.raises(AlgorithmError, match=message):
-        Move(factory, 2, COLUMNS)
+        Moved(factory, 2)
 
 
-def test_param_groups_act_on_their_columns() -> None:
+def test_param_groups_act_on_their_columns(columnwise: bool) -> None:
     def no_decay_on_biases(name: str, shape: torch.Size) -> dict[str, float]:
         return {"weight_decay": 0.0, "lr": 0.02} if name.endswith("bias") else {"weight_decay": 0.5}
 
     factory = partial(optim.SGD, lr=0.1, momentum=0.9)
-    move = Move(factory, 2, COLUMNS, no_decay_on_biases)
-    assert len(move.optimizer.param_groups) == 4, "weights and biases alternate"
+    move = Moved(factory, 2, no_decay_on_biases, columnwise=columnwise)
+    assert len(move.move.optimizer.param_groups) == 2
     torch.manual_seed(0)
     x = torch.randn(2, COLUMNS.size, dtype=torch.float64)
     start, steps = x, [torch.randn_like(x) for _ in range(3)]
@@ -130,10 +154,39 @@ def test_param_groups_act_on_their_columns() -> None:
         torch.testing.assert_close(x[i], COLUMNS.flatten(alone), rtol=1e-14, atol=1e-14)
 
 
-def test_neighbouring_columns_with_equal_options_are_one_group() -> None:
-    assert len(Move(optim.SGD, 2, COLUMNS, lambda name, shape: {"weight_decay": 0.1}).optimizer.param_groups) == 1
+def test_parameters_with_equal_options_are_one_group() -> None:
+    assert len(Moved(optim.SGD, 2, lambda name, shape: {"weight_decay": 0.1}).move.optimizer.param_groups) == 1
     with pytest.raises(AlgorithmError, match=r"the options of parameter '0\.weight' must not contain 'params'"):
-        Move(optim.SGD, 2, COLUMNS, lambda name, shape: {"params": []})
+        Moved(optim.SGD, 2, lambda name, shape: {"params": []})
+    with pytest.raises(AlgorithmError, match="optimizer SGD has no option 'wieght_decay'; did you mean 'weight_decay'"):
+        Moved(optim.SGD, 2, lambda name, shape: {"wieght_decay": 0.1})
+
+
+def test_workers_have_options_of_their_own(columnwise: bool) -> None:
+    own = [{"lr": 0.1}, {"lr": 0.3, "weight_decay": 0.5}, {"lr": 0.3, "weight_decay": 0.5}, {}]
+    factory = partial(optim.SGD, lr=0.1, momentum=0.9)
+    move = Moved(
+        factory, 4, lambda name, _: {"momentum": 0.5} if "bias" in name else {}, columnwise=columnwise, per_worker=own
+    )
+    torch.manual_seed(0)
+    x = start = torch.randn(4, COLUMNS.size, dtype=torch.float64)
+    steps = [torch.randn_like(x) for _ in range(3)]
+    for g, lr in zip(steps, (0.1, 0.05, 0.2), strict=True):
+        x = move(x, g, lr)
+        for k, strip in enumerate(move.layout.strips):
+            rate = move.move.rate(k)
+            expected = torch.tensor([lr, 3 * lr, 3 * lr, lr], dtype=torch.float64)[:, None].expand(4, strip.width)
+            torch.testing.assert_close(torch.as_tensor(rate).expand(4, strip.width), expected)
+    for i in range(4):
+        alone = Moved(factory, 1, lambda name, _, i=i: own[i] | ({"momentum": 0.5} if "bias" in name else {}))
+        row = start[i : i + 1]
+        for g, lr in zip(steps, (0.1, 0.05, 0.2), strict=True):
+            row = alone(row, g[i : i + 1], lr)
+        assert torch.equal(row[0], x[i])
+    with pytest.raises(AlgorithmError, match="per_worker has options for 3 workers, but there are 4"):
+        Moved(factory, 4, per_worker=own[:3])
+    with pytest.raises(AlgorithmError, match="the options of worker 1 must not contain 'params'"):
+        Moved(factory, 2, per_worker=[{}, {"params": []}])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ SGD = partial(torch.optim.SGD, lr=0.1)
     ("name", "parameters", "message"),
     [
         ("dsdg", {}, "unknown algorithm 'dsdg'; did you mean 'dsgd'"),
-        ("zzzzzz", {}, "unknown algorithm 'zzzzzz'; known: allreduce, choco-sgd, dsgd"),
+        ("zzzzzz", {}, "unknown algorithm 'zzzzzz'; known: allreduce, avg-sam, choco-sgd, dadam, dsgd"),
         ("dsgd", {"ordre": "awc"}, "algorithm 'dsgd' has no parameter 'ordre'; did you mean 'order'"),
         ("choco_sgd", {"_compress": 1}, "algorithm 'choco-sgd' has no parameter '_compress'"),
         ("dsgd", {"order": "atx"}, "order must be one of awc, atc, cta, got 'atx'; did you mean 'atc'"),
@@ -149,7 +149,7 @@ def test_a_request_that_is_none_is_named(quadratics: Any, schedules: dict) -> No
             yield "please"
 
     problem = quadratics.draw(4, 2, 1)
-    with pytest.raises(AlgorithmError, match="'allreduce' asked for str, which is no request of the protocol"):
+    with pytest.raises(AlgorithmError, match="algorithm 'allreduce' asked for str: no request of the protocol"):
         problem.engine(Odd(), schedules["ring"](4)).step(problem.batch(0))
 
 

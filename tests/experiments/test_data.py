@@ -155,5 +155,7 @@ def test_a_registry_names_what_is_wrong() -> None:
         shelf.build("one-two", {"least": "x"}, 1)
     with pytest.raises(ConfigError, match="thing 'one-two' is registered twice"):
         shelf.register("one-two")(build)
-    assert DATASETS.names() == ["digits"]
-    assert set(MODELS.names()) >= {"mlp", "cnn"}
+    assert {"digits", "fashion-mnist", "cifar-10", "cifar-100", "signals", "logistic", "characters"} <= set(
+        DATASETS.names()
+    )
+    assert {"mlp", "linear", "cnn", "conv1d", "resnet", "wrn", "gpt"} <= set(MODELS.names())

@@ -1,0 +1,108 @@
+"""What changes while n workers in one process train: their points, the algorithm's memory, their models' buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dissensus.algorithms.engines.layout import Layout
+from dissensus.algorithms.errors import AlgorithmError
+from dissensus.algorithms.protocol import Algorithm
+
+KEPT_BYTES = 31 << 20
+"""glibc hands freed memory back to the system until it has seen a block this large freed; pages that come and go with
+every strip would cost more than the arithmetic on them."""
+
+
+class Workers:
+    """The workers of a stacked engine. Points are blocks that are written in place, everything else is replaced."""
+
+    def __init__(self, layout: Layout, algorithm: Algorithm, start: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        if layout.columns.device.type == "cpu":
+            torch.empty(KEPT_BYTES, dtype=torch.uint8)
+        self.layout, self.algorithm, self.size = layout, algorithm, layout.size
+        self.points = layout.empty()
+        layout.scatter(start, self.points)
+        self.states: list[Any] = [algorithm.init(self.point(k)) for k in self.strips]
+        self.buffers = {name: b.expand(self.size, *b.shape).clone() for name, b in buffers.items()}
+        self._gradients: list[list[Tensor]] = []
+        self._elsewhere: list[Tensor] = []
+
+    @property
+    def strips(self) -> range:
+        """The numbers of the strips."""
+        return range(len(self.layout.strips))
+
+    def point(self, k: int) -> Tensor:
+        """Strip k of the points, as a view."""
+        return self.layout.strip(self.points, k)
+
+    def gradients(self, evaluation: int) -> list[Tensor]:
+        """Blocks for the gradients of the first, second, ... evaluation of a step; the same ones at every step."""
+        while len(self._gradients) <= evaluation:
+            self._gradients.append(self.layout.empty())
+        return self._gradients[evaluation]
+
+    def gathered(self, at: Sequence[Tensor]) -> list[Tensor]:
+        """The points at which a gradient is asked for, by strip, as blocks."""
+        if all(value.data_ptr() == self.point(k).data_ptr() for k, value in enumerate(at)):
+            return self.points
+        if not self._elsewhere:
+            self._elsewhere = self.layout.empty()
+        for k, value in enumerate(at):
+            self.layout.strip(self._elsewhere, k).copy_(value)
+        return self._elsewhere
+
+    def put(self, k: int, x: Tensor, state: Any) -> None:
+        """The new points and memory of strip k. A memory that lies in what will be overwritten is copied out of it."""
+        overwritten = {b.untyped_storage().data_ptr() for held in (self.points, *self._gradients) for b in held}
+        self.states[k] = type(state)(
+            *(v.clone() if v.untyped_storage().data_ptr() in overwritten else v for v in state)
+        )
+        self.point(k).copy_(x)
+
+    @property
+    def deployed(self) -> Tensor:
+        """What the workers would deploy, (n, d), as a new tensor."""
+        return self.layout.join(
+            [self.algorithm.deployed(self.point(k), state) for k, state in zip(self.strips, self.states, strict=True)]
+        )
+
+    @property
+    def state(self) -> Any:
+        """The algorithm's memory as one NamedTuple of tensors: (n, d), or whatever all strips share."""
+        widths = [strip.width for strip in self.layout.strips]
+        joined = []
+        for parts in zip(*self.states, strict=True):
+            columnwise = all(p.shape == (self.size, w) for p, w in zip(parts, widths, strict=True))
+            joined.append(self.layout.join(parts) if columnwise else parts[0].detach().clone())
+        return type(self.states[0])(*joined)
+
+    def save(self) -> dict[str, Any]:
+        """Everything, as copies that do not depend on how it is laid out."""
+        return {
+            "x": self.layout.gather(self.points),
+            "state": dict(zip(self.states[0]._fields, self.state, strict=True)),
+            "buffers": {name: b.clone() for name, b in self.buffers.items()},
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Takes over what was saved."""
+        d = self.layout.columns.size
+        if saved["x"].shape != (self.size, d):
+            raise AlgorithmError(
+                f"the state has (workers, parameters) = {tuple(saved['x'].shape)}, expected {(self.size, d)}"
+            )
+        self.layout.scatter(saved["x"], self.points)
+        fields = [
+            self.layout.cut(v) if v.shape == (self.size, d) else [v.detach().clone() for _ in self.strips]
+            for v in saved["state"].values()
+        ]
+        kind = type(self.states[0])
+        self.states = [kind(**dict(zip(saved["state"], own, strict=True))) for own in zip(*fields, strict=True)]
+        if not fields:
+            self.states = [kind() for _ in self.strips]
+        self.buffers = {name: b.detach().clone() for name, b in saved["buffers"].items()}
