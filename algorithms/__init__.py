@@ -3,7 +3,9 @@
 if __name__ != "dissensus.algorithms":
     raise ImportError(f"import dissensus.algorithms, not {__name__}: the repository folder is not a top-level package")
 
+from dissensus.algorithms.engines.evaluation import Evaluation, evaluate
 from dissensus.algorithms.engines.front_door import Decentralized, decentralize
+from dissensus.algorithms.engines.participation import Cyclic, Independent, Intervals, OnOff, Participation, Straggler
 from dissensus.algorithms.engines.stacked import StackedEngine, StepRecord
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.optimizers import AccumAdam, AccumAdamW
@@ -17,13 +19,21 @@ __all__ = [
     "AccumAdamW",
     "Algorithm",
     "AlgorithmError",
+    "Cyclic",
     "Decentralized",
+    "Evaluation",
+    "Independent",
+    "Intervals",
+    "OnOff",
+    "Participation",
     "Simulation",
     "StackedEngine",
     "StepRecord",
+    "Straggler",
     "algorithm",
     "algorithms",
     "decentralize",
+    "evaluate",
     "numpy_stream",
     "register",
     "simulate",

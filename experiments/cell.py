@@ -25,6 +25,7 @@ from dissensus.algorithms.registry import algorithm, planned
 from dissensus.experiments.config import Study
 from dissensus.experiments.data import DataSet, Order, augmentation, dataset
 from dissensus.experiments.data.augmentation import Augmentation
+from dissensus.experiments.faults import participation, with_faults
 from dissensus.experiments.models import model, parameters_hash, starts
 from dissensus.experiments.optimizers import optimizer, rate_at
 from dissensus.theory import Topology, topology
@@ -52,6 +53,7 @@ class Setup:
         dtype = {"float32": torch.float32, "float64": torch.float64}[train.dtype]
         data = dataset(cell.data.name, cell.data.parameters).to(dtype)
         graph = topology(cell.topology.name, train.workers, **cell.topology.parameters)
+        graph = with_faults(graph, cell.faults, seed)
         order = Order(
             data.size,
             train.workers,
@@ -75,6 +77,11 @@ class Setup:
             lr=lr,
             seed=seed,
             gradients=train.gradients,
+            clip=train.clip,
+            accumulate=train.accumulate or 1,
+            autocast=torch.bfloat16 if train.autocast else None,
+            participation=participation(train.workers, cell.faults, seed),
+            on_nan=train.on_nan or "stop",
             start=starts(*about, train.workers) if train.start == "independent" else None,
         )
         return cls(cell, data, graph, order, engine, lr)

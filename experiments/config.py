@@ -143,8 +143,33 @@ class Train(Section):
     dtype: Literal["float32", "float64"] = "float32"
     threads: Positive = 1
     """Threads of torch in one cell; part of the configuration because the order of sums depends on it."""
+    clip: Annotated[float, Field(gt=0)] | None = None
+    """The largest 2-norm of a worker's gradient."""
+    accumulate: Positive | None = None
+    """Into how many micro-batches the batch of a worker is cut."""
+    autocast: Literal["bfloat16"] | None = None
+    """Computes losses in mixed precision."""
+    on_nan: Literal["stop", "isolate"] | None = None
+    """What becomes of a worker whose numbers are not finite; `stop` if nothing is said."""
     start: Literal["equal", "independent"] | None = None
     """Whether all workers start at one point, which is what happens if nothing is said, or each at one of its own."""
+
+
+class Faults(Section):
+    """What goes wrong, and when, as a function of the seed: links that fail and workers that are away."""
+
+    drop: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The share of steps at which a link is down, both ways."""
+    burst: Annotated[float, Field(ge=1)] | None = None
+    """How many steps an outage of a link takes on average; independent steps unless given."""
+    away: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The share of steps at which a worker is away: it neither computes nor moves nor exchanges anything."""
+    stay: Annotated[float, Field(ge=1)] | None = None
+    """How many steps a worker stays away on average; independent steps unless given."""
+    straggler: Annotated[int, Field(ge=0)] | None = None
+    """A worker that is slow for good."""
+    every: Positive = 4
+    """The straggler takes part in every so-manyth step."""
 
 
 class Probes(Section):
@@ -208,6 +233,7 @@ class Study(Section):
     optimizer: Optimizer = Optimizer()
     lr: Rate = Rate()
     train: Train = Train()
+    faults: Faults | None = None
     probes: Probes = Probes()
     decision: Decision = Decision()
     arms: Annotated[dict[Name, Arm], Field(min_length=1)]

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import os
 import tomllib
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,8 +143,13 @@ def _fields(path: Path_) -> list[str]:
     for part in path:
         model = Arm if model is Study and part == "arms" else model
         field = model.model_fields.get(part) if model is not Arm else None
-        model = field.annotation if field is not None else model
+        model = _present(field.annotation) if field is not None else model
     return list(model.model_fields)
+
+
+def _present(annotation: Any) -> Any:
+    """The section itself where a study may do without it."""
+    return next((a for a in typing.get_args(annotation) if a is not type(None)), annotation)
 
 
 def _check_names(study: Study, arm: str, origin: Mapping[Path_, str]) -> None:

@@ -46,10 +46,12 @@ def predict(
 
     It applies to DSGD and DSGD-AC with SGD as the local move (momentum, Nesterov, weight decay), in every order, over
     rounds that share their eigenvectors (every static symmetric topology, circulant and XOR schedules), where all
-    workers start at one point and draw from the same data.
+    workers start at one point and draw from the same data, and nothing fails or is clipped.
     """
     move, modes = moves_of(setup), modes_of(setup.topology)
     if setup.cell.data.partition not in ("shuffled", "iid") or setup.cell.train.start == "independent":
+        return None
+    if setup.cell.faults is not None or setup.cell.train.clip is not None:
         return None
     if move is None or modes is None or not measures:
         return None

@@ -91,6 +91,7 @@ def _train(setup: Setup, recorder: Recorder, watch: Watch) -> dict[str, Any]:
         "route": engine.route,
         "parameters_hash": parameters_hash(engine.x),
         "probe_s": round(spent, 3),
+        **({"isolated": {str(i): t for i, t in engine.isolated.items()}} if engine.isolated else {}),
     }
 
 

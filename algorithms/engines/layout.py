@@ -156,7 +156,8 @@ class Layout:
 
     def join(self, strips: Sequence[Tensor]) -> Tensor:
         """The opposite of `cut`."""
-        blocks = [torch.empty(self.size, b.width, dtype=strips[0].dtype, device=strips[0].device) for b in self.blocks]
+        first = strips[0]
+        blocks = [torch.empty(len(first), b.width, dtype=first.dtype, device=first.device) for b in self.blocks]
         for k, value in enumerate(strips):
             self.strip(blocks, k).copy_(value)
         return self.gather(blocks)

@@ -196,7 +196,7 @@ class StackedEngine:
         if not 0 <= i < self.size:
             raise AlgorithmError(f"there is no worker {i}: workers are counted from 0 to {self.size - 1}")
         own = {name: b[i] for name, b in self._workers.buffers.items()}
-        with views.view(self._template, self.columns, self.x[i], own) as model:
+        with views.view(self._template, self.columns, self._workers.of_one(i), own) as model:
             yield model
 
     def state_dict(self) -> dict[str, Any]:

@@ -71,6 +71,13 @@ class Workers:
             [self.algorithm.deployed(self.point(k), state) for k, state in zip(self.strips, self.states, strict=True)]
         )
 
+    def of_one(self, i: int) -> Tensor:
+        """What worker i would deploy, (d,)."""
+        row = slice(i, i + 1)
+        states = [type(state)(*(v[row] for v in state)) for state in self.states]
+        own = [self.algorithm.deployed(self.point(k)[row], state) for k, state in zip(self.strips, states, strict=True)]
+        return self.layout.join(own)[0]
+
     @property
     def state(self) -> Any:
         """The algorithm's memory as one NamedTuple of tensors: (n, d), or whatever all strips share."""
