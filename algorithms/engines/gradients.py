@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.algorithms.engines.batches import micro_batches, rows_of
-from dissensus.algorithms.engines.randomness import PerWorker, global_state
+from dissensus.algorithms.engines.randomness import PerWorker, default_generator, global_state
 from dissensus.algorithms.engines.vectorised import Sinks, Vectorised
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.streams import stream_seed
@@ -87,6 +87,7 @@ class GradientRoute:
                 f"autocast must be torch.bfloat16, got {self.autocast}: other precisions need their losses scaled"
             )
         self._objective = _Objective(self.model, self.loss)
+        self._parameters = dict(self.model.named_parameters())
         self._scratch: Stacked = {}
 
     def __call__(self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, key: tuple[int, int]) -> Found:
@@ -127,21 +128,33 @@ class GradientRoute:
         return nullcontext() if self.autocast is None else torch.autocast(value.device.type, self.autocast)
 
     def _loop(self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, key: tuple[int, ...]) -> Found:
-        parameters = {name: p for name, p in self.model.named_parameters() if name in at}
-        inputs, losses = list(parameters.values()), []
         first = next(iter(at.values()))
-        after = {name: b.clone() for name, b in buffers.items()}
         with global_state(first.device) as reseed:
-            for i, seed in enumerate(self._seeds(key, 0, len(first))):
-                reseed(seed)
-                for name, p in parameters.items():
-                    p.data = at[name][i]
-                with _holding(self.model, {name: b[i] for name, b in after.items()}), self._casting(first):
-                    value = self._objective(rows_of(batch, i))
-                grads = torch.autograd.grad(value, inputs, materialize_grads=True)
-                for name, g in zip(parameters, grads, strict=True):
-                    out[name][i].copy_(g)
-                losses.append(value.detach())
+            if not self._draws:
+                reseed(0)
+                before = default_generator(first.device).get_state()
+                found = self._loop_once(at, out, buffers, batch, lambda _: None)
+                if torch.equal(before, default_generator(first.device).get_state()):
+                    return found
+                self._draws = True
+            seeds = self._seeds(key, 0, len(first))
+            return self._loop_once(at, out, buffers, batch, lambda i: reseed(seeds[i]))
+
+    def _loop_once(self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, ready: Callable[[int], Any]) -> Found:
+        inputs, losses = [self._parameters[name] for name in at], []
+        rows = zip(*(v.unbind() for v in at.values()), strict=True)
+        places = zip(*(v.unbind() for v in out.values()), strict=True)
+        after = {name: b.clone() for name, b in buffers.items()}
+        for i, (own, room) in enumerate(zip(rows, places, strict=True)):
+            ready(i)
+            for p, value in zip(inputs, own, strict=True):
+                p.data = value
+            with _holding(self.model, {name: b[i] for name, b in after.items()}), self._casting(own[0]):
+                loss = self._objective(rows_of(batch, i))
+            grads = torch.autograd.grad(loss, inputs, materialize_grads=True)
+            for place, g in zip(room, grads, strict=True):
+                place.copy_(g)
+            losses.append(loss.detach())
         return Found(torch.stack(losses), after)
 
     def _vmap(
@@ -166,9 +179,9 @@ class GradientRoute:
         with global_state(first.device) as reseed:
             if not self._draws:
                 reseed(0)
-                before = torch.get_rng_state()
+                before = default_generator(first.device).get_state()
                 found = self._vmap_once(at, out, buffers, batch)
-                if torch.equal(before, torch.get_rng_state()):
+                if torch.equal(before, default_generator(first.device).get_state()):
                     return found
                 self._draws = True
             with PerWorker(self._seeds(key, lo, lo + len(first)), first.device):

@@ -8,6 +8,7 @@ stochastic round (push-sum: a column stochastic one) among themselves.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -93,7 +94,7 @@ class Presence:
 
 def not_finite(value: Tensor) -> Tensor | None:
     """Which rows hold a number that is not finite, or `None`. One pass; rows are looked at only when it finds one."""
-    if bool(torch.isfinite(value.sum())):
+    if math.isfinite(value.sum().item()):
         return None
     bad = ~torch.isfinite(value).reshape(len(value), -1).all(dim=1)
     return bad if bool(bad.any()) else None

@@ -130,12 +130,11 @@ class Stepping:
         return [squares.sum(dim=0).sqrt()[:, None]] * len(requests)
 
     def _gradient(self, at: Sequence[Tensor]) -> list[Tensor]:
-        layout, count = self.workers.layout, len(self._losses)
-        blocks = self.workers.gradients(count)
-        places = layout.views(blocks)
-        found = self._route(
-            layout.views(self.workers.gathered(at)), places, self._buffers, self._batch, (self.t, count)
-        )
+        count = len(self._losses)
+        room = self.workers.gradients(count)
+        where = self.workers.gathered(at).parameters
+        found = self._route(where, room.parameters, self._buffers, self._batch, (self.t, count))
+        blocks = room.blocks
         self._losses.append(found.losses)
         bad = not_finite(found.losses[:, None])
         if bad is not None:
@@ -150,7 +149,7 @@ class Stepping:
             scale = (self._clip / norm).clamp(max=1.0).nan_to_num(nan=1.0)[:, None]
             for block in blocks:
                 block *= scale
-        return [layout.strip(blocks, k) for k in self.workers.strips]
+        return room.strips
 
     def _exclude(self, bad: Tensor, what: str, blocks: Sequence[Tensor]) -> None:
         """The workers with these gradients are out, or the run stops; nobody computes with them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,25 @@ KEPT_BYTES = 31 << 20
 every strip would cost more than the arithmetic on them."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """Blocks that stay where they are, with all the views of them that a step asks for."""
+
+    blocks: list[Tensor]
+    strips: list[Tensor]
+    parameters: dict[str, Tensor]
+    where: frozenset[int]
+    """The addresses of their memory."""
+
+    @classmethod
+    def empty(cls, layout: Layout) -> Held:
+        """New blocks."""
+        blocks = layout.empty()
+        strips = [layout.strip(blocks, k) for k in range(len(layout.strips))]
+        where = frozenset(b.untyped_storage().data_ptr() for b in blocks)
+        return cls(blocks, strips, layout.views(blocks), where)
+
+
 class Workers:
     """The workers of a stacked engine. Points are blocks that are written in place, everything else is replaced."""
 
@@ -24,12 +44,12 @@ class Workers:
         if layout.columns.device.type == "cpu":
             torch.empty(KEPT_BYTES, dtype=torch.uint8)
         self.layout, self.algorithm, self.size = layout, algorithm, layout.size
-        self.points = layout.empty()
-        layout.scatter(start, self.points)
+        self.points = Held.empty(layout)
+        layout.scatter(start, self.points.blocks)
         self.states: list[Any] = [algorithm.init(self.point(k)) for k in self.strips]
         self.buffers = {name: b.expand(self.size, *b.shape).clone() for name, b in buffers.items()}
-        self._gradients: list[list[Tensor]] = []
-        self._elsewhere: list[Tensor] = []
+        self._gradients: list[Held] = []
+        self._elsewhere: Held | None = None
 
     @property
     def strips(self) -> range:
@@ -38,30 +58,30 @@ class Workers:
 
     def point(self, k: int) -> Tensor:
         """Strip k of the points, as a view."""
-        return self.layout.strip(self.points, k)
+        return self.points.strips[k]
 
-    def gradients(self, evaluation: int) -> list[Tensor]:
-        """Blocks for the gradients of the first, second, ... evaluation of a step; the same ones at every step."""
+    def gradients(self, evaluation: int) -> Held:
+        """Room for the gradients of the first, second, ... evaluation of a step; the same ones at every step."""
         while len(self._gradients) <= evaluation:
-            self._gradients.append(self.layout.empty())
+            self._gradients.append(Held.empty(self.layout))
         return self._gradients[evaluation]
 
-    def gathered(self, at: Sequence[Tensor]) -> list[Tensor]:
+    def gathered(self, at: Sequence[Tensor]) -> Held:
         """The points at which a gradient is asked for, by strip, as blocks."""
-        if all(value.data_ptr() == self.point(k).data_ptr() for k, value in enumerate(at)):
+        if all(value is own for value, own in zip(at, self.points.strips, strict=True)):
             return self.points
-        if not self._elsewhere:
-            self._elsewhere = self.layout.empty()
-        for k, value in enumerate(at):
-            self.layout.strip(self._elsewhere, k).copy_(value)
+        if self._elsewhere is None:
+            self._elsewhere = Held.empty(self.layout)
+        for value, place in zip(at, self._elsewhere.strips, strict=True):
+            place.copy_(value)
         return self._elsewhere
 
     def put(self, k: int, x: Tensor, state: Any) -> None:
         """The new points and memory of strip k. A memory that lies in what will be overwritten is copied out of it."""
-        overwritten = {b.untyped_storage().data_ptr() for held in (self.points, *self._gradients) for b in held}
-        self.states[k] = type(state)(
-            *(v.clone() if v.untyped_storage().data_ptr() in overwritten else v for v in state)
-        )
+        if state:
+            overwritten = {where for held in (self.points, *self._gradients) for where in held.where}
+            kept = (v.clone() if v.untyped_storage().data_ptr() in overwritten else v for v in state)
+            self.states[k] = type(state)(*kept)
         self.point(k).copy_(x)
 
     @property
@@ -91,7 +111,7 @@ class Workers:
     def save(self) -> dict[str, Any]:
         """Everything, as copies that do not depend on how it is laid out."""
         return {
-            "x": self.layout.gather(self.points),
+            "x": self.layout.gather(self.points.blocks),
             "state": dict(zip(self.states[0]._fields, self.state, strict=True)),
             "buffers": {name: b.clone() for name, b in self.buffers.items()},
         }
@@ -103,7 +123,7 @@ class Workers:
             raise AlgorithmError(
                 f"the state has (workers, parameters) = {tuple(saved['x'].shape)}, expected {(self.size, d)}"
             )
-        self.layout.scatter(saved["x"], self.points)
+        self.layout.scatter(saved["x"], self.points.blocks)
         fields = [
             self.layout.cut(v) if v.shape == (self.size, d) else [v.detach().clone() for _ in self.strips]
             for v in saved["state"].values()

@@ -144,7 +144,17 @@ def reset_peak() -> None:
 
 
 def peak_resident() -> int:
-    """The largest resident size of this process in bytes."""
+    """The largest resident size of this process in bytes.
+
+    On Linux `ru_maxrss` is inherited by a process from the one that started it, so the kernel's own mark is read.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        marks = [
+            line.split()[1] for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM")
+        ]
+        if marks:
+            return 1024 * int(marks[0])
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes if sys.platform == "darwin" else 1024 * kilobytes
 
