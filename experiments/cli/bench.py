@@ -156,7 +156,7 @@ def _show_gaps(rows: list[dict[str, Any]]) -> None:
 def _show_exchanges(rows: list[dict[str, Any]]) -> None:
     print_table(
         "one exchange on an n x d array: ratios to a memory copy and to the best product, medians (fastest runs)",
-        ["case", "d", "dtype", "ms", "of a copy", "of the best product", "limit"],
+        ["case", "d", "dtype", "ms", "of a copy", "of the best product", "engine", "limit"],
         [
             [
                 row["case"],
@@ -165,6 +165,7 @@ def _show_exchanges(rows: list[dict[str, Any]]) -> None:
                 _short(1000 * row["seconds"]["ours"]["median"]),
                 f"{row['ratio_to_copy']:.2f} ({row['ratio_to_copy_of_fastest']:.2f})",
                 f"{row['ratio_to_best_product']:.2f} ({row['ratio_to_best_product_of_fastest']:.2f})",
+                f"{row['engine_ratio_to_copy' if row['one_peer'] else 'engine_ratio_to_best_product']:.2f}",
                 row["limit"],
             ]
             for row in rows
