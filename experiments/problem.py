@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -202,7 +202,18 @@ def engine_for(
     gradients: Route = "vmap",
     seed: int = 0,
 ) -> StackedEngine:
-    """The engine that runs an algorithm on the problem, at its start. What is not said is as in `solve`."""
+    """The engine that runs an algorithm on the problem, at its start.
+
+    Args:
+        problem: the quadratics.
+        algorithm: the algorithm.
+        topology: who mixes with whom, as many workers as the problem has.
+        lr: the learning rate, or a function of the step.
+        optimizer: the local move, `partial(torch.optim.SGD, momentum=0.9)`; the algorithm's own unless given.
+        dtype: in which the whole recursion runs.
+        gradients: `vmap`, or `loop`: one worker after the other.
+        seed: what compressors and the like draw from; the problem itself draws nothing.
+    """
     if topology.size != problem.size:
         raise ConfigError(
             f"the problem is one of {problem.size} workers, but topology {topology.name!r} has {topology.size}"
@@ -243,35 +254,15 @@ def solve(
     topology: Topology,
     lr: float | Callable[[int], float],
     steps: int,
-    optimizer: OptimizerFactory | None = None,
-    dtype: Literal["float64", "float32"] | torch.dtype = "float64",
-    gradients: Route = "vmap",
-    seed: int = 0,
+    **options: Any,
 ) -> np.ndarray:
     """Runs an algorithm on the problem and returns all deployed points, (steps + 1, n, d), from the start on.
 
-    Args:
-        problem: the quadratics.
-        algorithm: the algorithm.
-        topology: who mixes with whom, as many workers as the problem has.
-        lr: the learning rate, or a function of the step.
-        steps: how many steps; at most as many as there is noise for.
-        optimizer: the local move, `partial(torch.optim.SGD, momentum=0.9)`; the algorithm's own unless given.
-        dtype: in which the whole recursion runs.
-        gradients: `vmap`, or `loop`: one worker after the other.
-        seed: what compressors and the like draw from; the problem itself draws nothing.
+    The whole schedule is known here, so an algorithm that depends on it is told (`registry.planned`). `options` are
+    those of `engine_for`.
     """
     check_steps(problem, steps)
-    engine = engine_for(
-        problem,
-        algorithm=planned(algorithm, lr, steps),
-        topology=topology,
-        lr=lr,
-        optimizer=optimizer,
-        dtype=dtype,
-        gradients=gradients,
-        seed=seed,
-    )
+    engine = engine_for(problem, algorithm=planned(algorithm, lr, steps), topology=topology, lr=lr, **options)
     return np.stack(list(walk(problem, engine, steps)))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.registry import algorithm as algorithm_named
 from dissensus.testing.laws.modules import Modules, cross_entropy, network, options_of, samples
-from dissensus.testing.laws.problems import OPTIMIZERS, Quadratics, learning_rate, named
+from dissensus.testing.laws.problems import OPTIMIZERS, Quadratics, generator_states, learning_rate, named
 from dissensus.testing.laws.subject import COLUMNS, EngineFactory, Subject, default_topologies
 from dissensus.testing.laws.trajectory_laws import matrix_form, resuming
 from dissensus.testing.laws.verdict import Broken, DoesNotApply, Law, agree, require
@@ -151,7 +151,7 @@ def views(built: Built) -> None:
     for t in range(2):
         engine.step(samples(N, t))
         untouched.step(samples(N, t))
-    buffers, before = engine.buffers, _generators()
+    buffers, before = engine.buffers, generator_states()
     with engine.consensus() as model:
         require(not any(m.training for m in model.modules()), "the consensus model is in train mode")
         point = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
@@ -165,7 +165,7 @@ def views(built: Built) -> None:
         for draw in (torch.rand, np.random.rand, lambda _: random.random()):
             draw(3)
     for name, was in before.items():
-        require(_generators()[name] == was, f"the global generator of {name} is not put back after a view")
+        require(generator_states()[name] == was, f"the global generator of {name} is not put back after a view")
     with engine.worker(1) as model:
         point = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
         agree(point, engine.x[1].numpy(), "the model of worker 1", axes=COLUMN)
@@ -183,11 +183,11 @@ def generators(built: Built) -> None:
         for seed in (1, 2):
             torch.manual_seed(seed)
             engine = built.on_network(dropout=0.4)
-            before = _generators()
+            before = generator_states()
             for t in range(2):
                 engine.step(samples(N, t))
             for name, was in before.items():
-                require(_generators()[name] == was, f"two steps advanced the global generator of {name}")
+                require(generator_states()[name] == was, f"two steps advanced the global generator of {name}")
             runs.append(engine.x.numpy())
     finally:
         torch.set_rng_state(state)
@@ -289,12 +289,3 @@ def _rows_of(memory: Any, n: int, d: int) -> np.ndarray:
     look(memory)
     require(len(found) == 1, f"the optimizer's memory in state_dict() holds {len(found)} tensors of shape ({n}, {d})")
     return found[0].numpy().copy()
-
-
-def _generators() -> dict[str, Any]:
-    numpy = np.random.get_state(legacy=False)  # noqa: NPY002
-    return {
-        "torch": torch.get_rng_state().tolist(),
-        "numpy": (numpy["state"]["key"].tolist(), numpy["state"]["pos"]),  # type: ignore[call-overload]
-        "Python": random.getstate(),
-    }

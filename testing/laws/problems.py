@@ -7,6 +7,7 @@ numbers go through `torch` in an engine and through numpy in a matrix form.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -210,3 +211,13 @@ def named(name: str, n: int) -> Topology:
 def apart(n: int) -> Topology:
     """Nobody hears anybody."""
     return from_matrices(np.eye(n), name="nobody speaks", may_disconnect=True)
+
+
+def generator_states() -> dict[str, Any]:
+    """Where the global generators of torch, numpy and Python stand."""
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": (numpy["state"]["key"].tolist(), numpy["state"]["pos"]),  # type: ignore[call-overload]
+        "Python": random.getstate(),
+    }

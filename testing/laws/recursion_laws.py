@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
 import numpy as np
 import torch
 
-from dissensus.testing.laws.problems import apart
+from dissensus.testing.laws.problems import apart, generator_states
 from dissensus.testing.laws.subject import COLUMNS, DECLARED, Subject
 from dissensus.testing.laws.verdict import DoesNotApply, Law, agree, require
 
@@ -55,9 +52,9 @@ def state_has_rows(subject: Subject) -> None:
 def purity(subject: Subject) -> None:
     """A step is a function: nothing it is given is written to, no global generator advances, nothing is remembered."""
     for topology in subject.topologies:
-        bare, before = subject.bare(topology), _generators()
+        bare, before = subject.bare(topology), generator_states()
         first = bare.run(STEPS)
-        after = _generators()
+        after = generator_states()
         for name, was in before.items():
             require(was == after[name], f"{topology.name}: the global generator of {name} was advanced")
         for what, now, then in bare.trace.touched:
@@ -161,12 +158,3 @@ RECURSION_LAWS: dict[str, Law[Subject]] = {
 
 def _stack(values: list[torch.Tensor]) -> np.ndarray:
     return torch.stack([v.to(torch.float64) for v in values]).numpy()
-
-
-def _generators() -> dict[str, Any]:
-    numpy = np.random.get_state(legacy=False)  # noqa: NPY002
-    return {
-        "torch": torch.get_rng_state().tolist(),
-        "numpy": (numpy["state"]["key"].tolist(), numpy["state"]["pos"]),  # type: ignore[call-overload]
-        "Python": random.getstate(),
-    }

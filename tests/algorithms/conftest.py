@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dissensus.algorithms import StackedEngine
 from dissensus.algorithms.protocol import Algorithm, DenseProblem
+from dissensus.testing.laws.problems import quadratic_loss
 from dissensus.theory import Topology, from_matrices
 
 NumpyMove = Callable[[int, np.ndarray, np.ndarray, float], np.ndarray]
@@ -23,12 +24,6 @@ class Point(nn.Module):
     def __init__(self, start: np.ndarray) -> None:
         super().__init__()
         self.x = nn.Parameter(torch.from_numpy(start.copy()))
-
-
-def quadratic_loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """f(x) = x'Ax/2 - b'x + noise'x, all of one worker's batch."""
-    x = model.x
-    return 0.5 * x @ (batch["A"] @ x) - batch["b"] @ x + batch["noise"] @ x
 
 
 @dataclass(frozen=True)
