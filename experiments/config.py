@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dissensus.experiments.errors import ConfigError
-from dissensus.theory.errors import nearest
+from dissensus.theory.errors import DissensusError, nearest
 
 Positive = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_+-]*$")]
@@ -179,6 +179,12 @@ class Probes(Section):
     """Steps between loss, accuracy and consensus distance."""
     curvature_every: Annotated[int, Field(ge=0)] = 250
     """Steps between Hessian trace, envelope, alignment and gradient noise; 0: only at the end, and no prediction."""
+    curvature_at: str | None = None
+    """The same as a schedule, in place of `curvature_every`: `epoch`, `epoch 5`, `log 12` (evenly spaced in log t)."""
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The part of the time that curvature may take during training; what would exceed it is left out, and recorded."""
+    curvature_of: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Single workers whose Hessian trace is measured at the same times, beside the consensus model's."""
     samples: Positive | None = None
     """Training samples under the Hessian and the envelope; all if not said."""
     trace_error: Annotated[float, Field(gt=0, lt=1)] = 0.05
@@ -187,6 +193,18 @@ class Probes(Section):
     """Batches of one worker whose gradient noise is measured at each of these times."""
     bn: BatchNorm = "average"
     """What is done about BatchNorm in the consensus model, if there is any."""
+
+    @field_validator("curvature_at")
+    @classmethod
+    def _known_schedule(cls, text: str | None) -> str | None:
+        if text is not None:
+            from dissensus.probes.schedule import schedule
+
+            try:
+                schedule(text, steps=1, steps_per_epoch=1.0)
+            except DissensusError as error:
+                raise ValueError(str(error)) from None
+        return text
 
 
 class Arm(BaseModel):
@@ -252,6 +270,10 @@ class Study(Section):
         if self.decision.treatment is not None and self.decision.treatment not in self.arms:
             chosen = self.decision.treatment
             raise ValueError(f"decision.treatment = {chosen!r} is no arm{nearest(chosen, self.arms)}")
+        for worker in self.probes.curvature_of or ():
+            if worker >= self.train.workers:
+                last = self.train.workers - 1
+                raise ValueError(f"probes.curvature_of names worker {worker}, but workers are counted from 0 to {last}")
         return self
 
     @property

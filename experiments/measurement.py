@@ -107,8 +107,21 @@ def measure_curvature(setup: Setup, recorder: Recorder, *, noise: bool, eigenval
                 module, loss, sample, seed, batches=setup.probe_batches, operator=operator, vectors=4
             ).compressed(24)
             recorder.probe(step, "gradient_noise", found.variance.to_dict(), which="consensus", **about)
+    _measure_single_workers(setup, recorder, accuracy, seed)
     recorder.metric(step, "probe_seconds", time.perf_counter() - began, which="consensus")
     return found
+
+
+def _measure_single_workers(setup: Setup, recorder: Recorder, accuracy: float, seed: int) -> None:
+    """Records the Hessian trace of the workers that the configuration names."""
+    engine = setup.engine
+    for i in setup.cell.probes.curvature_of or ():
+        with engine.worker(i) as module:
+            trace = hessian_trace(
+                Curvature(module, setup.data.task.loss, setup.probe_batches), rtol=accuracy, seed=seed
+            )
+        about = {"bn": "own"} if engine.buffers else {}
+        recorder.probe(engine.t, "hessian_trace", trace.to_dict(), which="single", worker=i, **about)
 
 
 def _policy(setup: Setup) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from dissensus.experiments.loading import load, write, write_whole
 SCHEMA_VERSION = 1
 STUDY_FILE = "study.toml"
 Status = Literal["ok", "failed", "interrupted"]
-Which = Literal["consensus", "workers", "mean", "worst", "theory"]
-"""The weights a number speaks of: their average, all of them together, single ones, or none: a prediction."""
+Which = Literal["consensus", "workers", "mean", "worst", "single", "theory"]
+"""The weights a number speaks of: their average, all of them together, single ones (the key `worker` says which), or
+none: a prediction."""
 _FILES = ("config.toml", "meta.json", "metrics.jsonl", "probes.jsonl", "summary.json")
 
 
@@ -158,17 +159,19 @@ class Run:
         return self.summary.get("status", "interrupted")
 
     def series(self, name: str, *, which: str | None = None) -> tuple[list[int], list[float]]:
-        """The steps and values of one quantity, from the metrics or the probes."""
+        """The steps and values of one quantity, from the metrics or the probes; of single workers only if asked for."""
         chosen = [
             row
             for row in (*self.metrics, *self.probes)
-            if row["name"] == name and (which is None or row["which"] == which) and row["value"] is not None
+            if row["name"] == name
+            and (row["which"] != "single" if which is None else row["which"] == which)
+            and row["value"] is not None
         ]
         return [row["step"] for row in chosen], [row["value"] for row in chosen]
 
     def last(self, name: str) -> dict[str, Any] | None:
         """The last record of a quantity, or `None` if it was never measured."""
-        chosen = [row for row in (*self.metrics, *self.probes) if row["name"] == name]
+        chosen = [row for row in (*self.metrics, *self.probes) if row["name"] == name and row["which"] != "single"]
         return max(chosen, key=lambda row: row["step"]) if chosen else None
 
 

@@ -23,6 +23,7 @@ from dissensus.experiments.models import parameters_hash
 from dissensus.experiments.prediction import Measure, predict
 from dissensus.experiments.records import Recorder, Status
 from dissensus.experiments.threads import threads
+from dissensus.probes.schedule import Every, Never, Schedule, Share, schedule
 
 Watch = Callable[[int], None]
 """Called after every step with the number of steps done; what it raises ends the cell."""
@@ -69,13 +70,15 @@ def _train(setup: Setup, recorder: Recorder, watch: Watch) -> dict[str, Any]:
     lrs: list[float] = []
     gammas: list[float] = []
     measures: dict[int, Measure] = {}
-    spent = 0.0
+    spent, share, curvature = 0.0, Share(probes.share), curvature_schedule(setup)
     for t in range(steps + 1):
         began = time.perf_counter()
         if t % probes.every == 0 or t == steps:
             measure_learning(setup, recorder, gammas[-1] if gammas else None)
-        if t == steps or (probes.curvature_every and t % probes.curvature_every == 0):
-            found = measure_curvature(setup, recorder, noise=probes.curvature_every > 0, eigenvalue=t == steps)
+        if t == steps or (curvature.due(t) and _allowed(share, recorder, t)):
+            entered = time.perf_counter()
+            found = measure_curvature(setup, recorder, noise=curvature != Never(), eigenvalue=t == steps)
+            share.spent("curvature", time.perf_counter() - entered)
             if found is not None:
                 measures[t] = (found.nodes, found.weights)
         spent += time.perf_counter() - began
@@ -93,6 +96,22 @@ def _train(setup: Setup, recorder: Recorder, watch: Watch) -> dict[str, Any]:
         "probe_s": round(spent, 3),
         **({"isolated": {str(i): t for i, t in engine.isolated.items()}} if engine.isolated else {}),
     }
+
+
+def curvature_schedule(setup: Setup) -> Schedule:
+    """When the configuration wants curvature looked at, beside the end."""
+    probes = setup.cell.probes
+    if probes.curvature_at is None:
+        return Every(probes.curvature_every) if probes.curvature_every else Never()
+    return schedule(probes.curvature_at, steps=setup.cell.train.steps, steps_per_epoch=setup.order.steps_per_epoch)
+
+
+def _allowed(share: Share, recorder: Recorder, t: int) -> bool:
+    """Whether curvature may be looked at now; what is left out for lack of time is recorded as that."""
+    allowed = share.allows("curvature")
+    if not allowed:
+        recorder.metric(t, "curvature_left_out", 1.0, which="consensus")
+    return allowed
 
 
 def _record_prediction(

@@ -15,14 +15,17 @@ engine only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from dissensus.algorithms import protocol
+from dissensus.algorithms.engines import views
 from dissensus.algorithms.engines.fit import check_fit
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
@@ -76,6 +79,7 @@ class Decentralized(torch.optim.Optimizer):
         """Which worker this process is."""
         self._parameters = [p for g in inner.param_groups for p in g["params"]]
         _check(self._parameters, model)
+        self._model = model
         check_fit(algorithm, topology)
         check_optimizer(algorithm, inner)
         self._exchange = _Exchange(topology, group)
@@ -102,6 +106,27 @@ class Decentralized(torch.optim.Optimizer):
         self._place(x)
         self.t += 1
         return loss
+
+    @contextmanager
+    def consensus(self, bn: Literal["average", "local"] = "average") -> Iterator[nn.Module]:
+        """The average of the workers as a module of its own in eval mode; every process enters, and all see the same.
+
+        Buffers are averaged too, or with `bn="local"` worker 0's; parameters that are not trained are this process's.
+        """
+        if bn not in ("average", "local"):
+            raise AlgorithmError(f"bn must be 'average' or 'local' on many processes, got {bn!r}")
+        model = copy.deepcopy(self._model)
+        names = {id(p): name for name, p in self._model.named_parameters(remove_duplicate=False)}
+        trained = dict(model.named_parameters(remove_duplicate=False))
+        with torch.no_grad():
+            for p, mean in zip(self._parameters, self._split(self._exchange.mean(self._point())), strict=True):
+                trained[names[id(p)]].copy_(mean)
+            for buffer in model.buffers():
+                buffer.data = self._exchange.pooled(buffer.detach(), bn)
+        for p in model.parameters():
+            p.grad = None
+        with views.generators_restored():
+            yield model.eval()
 
     def _answer(self, request: protocol.Request, x: Tensor, g: Tensor) -> Any:
         match request:
@@ -201,6 +226,15 @@ class _Exchange:
         total = value.clone()
         dist.all_reduce(total, group=self._group)
         return total / self._topology.size
+
+    def pooled(self, buffer: Tensor, policy: views.BatchNormPolicy) -> Tensor:
+        """A buffer of the consensus model, made of those of all workers as the stacked engine makes it."""
+        rows = buffer.unsqueeze(0).contiguous()
+        if self._topology.size > 1:
+            all_rows = [torch.empty_like(rows[0]) for _ in range(self._topology.size)]
+            dist.all_gather(all_rows, rows[0], group=self._group)
+            rows = torch.stack(all_rows)
+        return views.pooled({"": rows}, policy, {})[""].clone()
 
     def _peer(self, i: int) -> int:
         return dist.get_global_rank(self._group, i) if self._group is not None else i

@@ -28,10 +28,40 @@ def main(rank: int, size: int, folder: Path, steps: int) -> None:
     a, b, x0 = (torch.from_numpy(problem[key][rank]) for key in ("A", "b", "x0"))
     cases = json.loads((folder / "cases.json").read_text())
     paths = {name: train(spec, topology, a, b, x0, steps) for name, (spec, topology) in cases.items()}
-    np.savez(folder / f"{rank}.npz", **paths)  # pyright: ignore[reportArgumentType]
+    np.savez(folder / f"{rank}.npz", **paths, **looked(rank))  # pyright: ignore[reportArgumentType]
     dist.barrier()
     gc.collect()
     dist.destroy_process_group()
+
+
+def looked(rank: int) -> dict[str, np.ndarray]:
+    """What a worker and the consensus model hold in training: parameters, a frozen one, BatchNorm's buffers."""
+    torch.manual_seed(rank)
+    norm, last = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), norm, last).double()
+    last.bias.requires_grad_(False)
+    opt = decentralize(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1), model)
+    for t in range(3):
+        opt.zero_grad()
+        model(
+            torch.randn(5, 3, generator=torch.Generator().manual_seed(10 * t + rank)).double()
+        ).square().mean().backward()
+        opt.step()
+    norm.weight.grad = torch.full((4,), float(rank), dtype=torch.float64)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    with opt.consensus() as mean:
+        held = {f"mean.{name}": value.numpy().copy() for name, value in mean.state_dict().items()}
+        assert not mean.training
+        assert all(p.grad is None for p in mean.parameters())
+        torch.rand(3)
+        for p in mean.parameters():
+            p.data.zero_()
+    assert model.training
+    assert norm.weight.grad.tolist() == [rank] * 4
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    return {f"own.{name}": value.numpy() for name, value in before.items()} | held
 
 
 def train(spec: dict, topology: str, a: torch.Tensor, b: torch.Tensor, x0: torch.Tensor, steps: int) -> np.ndarray:

@@ -64,7 +64,9 @@ def four_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict
         for p in running:
             p.kill()
     ranks = [np.load(folder / f"{r}.npz") for r in range(n)]
-    return problem, {case: np.stack([r[case] for r in ranks], axis=1) for case in CASES}
+    looked = [key for key in ranks[0].files if key.startswith(("own.", "mean."))]
+    paths = {case: np.stack([r[case] for r in ranks], axis=1) for case in CASES}
+    return problem, paths | {key: np.stack([r[key] for r in ranks]) for key in looked}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -81,6 +83,34 @@ def test_four_processes_follow_the_matrix_form(case: str, four_processes: tuple[
     )
     expected = algorithm(**spec).matrix_form(problem, STEPS)
     assert np.abs(measured[case] - expected).max() <= 1e-11 * np.abs(expected).max()
+
+
+def test_the_consensus_of_four_processes_is_their_average_and_the_same_everywhere(
+    four_processes: tuple[dict, dict],
+) -> None:
+    _, seen = four_processes
+    names = [key.removeprefix("own.") for key in seen if key.startswith("own.")]
+    assert {"0.weight", "1.running_mean", "1.num_batches_tracked", "2.bias"} <= set(names)
+    for name in names:
+        own, mean = seen[f"own.{name}"], seen[f"mean.{name}"]
+        if name == "2.bias":  # frozen: every process keeps its own
+            assert np.array_equal(mean, own)
+            continue
+        assert np.abs(mean - own.mean(axis=0)).max() <= 1e-15
+        assert (mean == mean[:1]).all(), f"{name} is the same on every process, to the bit"
+        assert name == "1.num_batches_tracked" or np.ptp(own, axis=0).max() > 1e-3, "the workers disagree"
+
+
+def test_the_consensus_of_one_process_is_a_copy_of_it() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    opt = decentralize(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with opt.consensus() as mean:
+        assert mean is not model
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.state_dict().values(), mean.state_dict().values(), strict=True)
+        )
+    with pytest.raises(AlgorithmError, match="bn must be 'average' or 'local'"), opt.consensus(bn="frozen"):  # type: ignore[arg-type]
+        pass
 
 
 def net() -> nn.Module:
