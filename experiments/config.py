@@ -153,6 +153,8 @@ class Train(Section):
     """What becomes of a worker whose numbers are not finite; `stop` if nothing is said."""
     start: Literal["equal", "independent"] | None = None
     """Whether all workers start at one point, which is what happens if nothing is said, or each at one of its own."""
+    keep: bool | None = None
+    """Keeps the state at the end beside the records (`state.pt`), to be looked at with `dissensus probe`."""
 
 
 class Faults(Section):
@@ -191,6 +193,8 @@ class Probes(Section):
     """The relative half-width of the final trace's 95 % interval at which its estimation stops; before the end, 0.1."""
     noise_batches: Annotated[int, Field(ge=2)] = 64
     """Batches of one worker whose gradient noise is measured at each of these times."""
+    eigenvalue: bool | None = None
+    """Measures the largest eigenvalue whenever curvature is looked at, not only at the end."""
     bn: BatchNorm = "average"
     """What is done about BatchNorm in the consensus model, if there is any."""
 

@@ -89,7 +89,7 @@ def measure_curvature(setup: Setup, recorder: Recorder, *, noise: bool, eigenval
         accuracy = probes.trace_error if eigenvalue else max(probes.trace_error, _ON_THE_WAY)
         trace = hessian_trace(operator, rtol=accuracy, seed=seed)
         recorder.probe(step, "hessian_trace", trace.to_dict(), which="consensus", **about)
-        if eigenvalue:
+        if eigenvalue or probes.eigenvalue:
             top = top_eigenvalues(operator, 1, seed=seed)[0]
             recorder.probe(step, "top_eigenvalue", top.to_dict(), which="consensus", **about)
         if consensus_distance(x).xi > 0.0:

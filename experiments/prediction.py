@@ -8,54 +8,53 @@ covariance of every disagreement mode $\lambda_k$ along every portion follows th
 $$ C_{t+1} = A_t C_t A_t^\top + \tfrac{s_t^2}{J}\,B_t B_t^\top, \qquad
    \Xi_t = \tfrac1n \sum_{k\ge2,\,j} C_{t,xx}, \qquad P_t = \tfrac1{2n} \sum_{k\ge2,\,j} h_{j,t}\,C_{t,xx}, $$
 
-with $A_t, B_t$ of `theory.modes` at the rate and gamma that were used. What is assumed: the loss is quadratic at the
-scale of the disagreement, a direction keeps its rank in curvature while curvature changes, and batches are independent
-in time (drawing without replacement makes them slightly anticorrelated). Ours.
+with $A_t, B_t$ of `theory.modes` at the rate and gamma that were used (`theory.annealed.trajectory`). What is assumed:
+the loss is quadratic at the scale of the disagreement, a direction keeps its rank in curvature while curvature
+changes, and batches are independent in time (drawing without replacement makes them slightly anticorrelated). Ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from dissensus.experiments.cell import Setup
 from dissensus.experiments.optimizers import is_sgd
 from dissensus.theory import Topology
-from dissensus.theory.modes import Move, adapted, disagreement_eigenvalues, joint_spectrum, restricted, step_map
+from dissensus.theory.annealed import Trajectory, trajectory
+from dissensus.theory.modes import Move, joint_spectrum, restricted
 
 Measure = tuple[np.ndarray, np.ndarray]
 """Curvatures, and the noise of one worker along them."""
 PORTIONS = 48
-
-
-class Predicted(NamedTuple):
-    """Expected disagreement before step 0, 1, ..., T."""
-
-    xi: np.ndarray
-    """The consensus distance."""
-    envelope: np.ndarray
-    """Half of tr(H Sigma)."""
+FEW = 32
+"""Workers up to which rounds without common eigenvectors are followed as well, by the covariance of all of them."""
 
 
 def predict(
     setup: Setup, measures: Mapping[int, Measure], lrs: Sequence[float], gammas: Sequence[float]
-) -> Predicted | None:
+) -> Trajectory | None:
     """Consensus distance and envelope of a run; `None` where the theory does not apply.
 
     It applies to DSGD and DSGD-AC with SGD as the local move (momentum, Nesterov, weight decay), in every order, over
-    rounds that share their eigenvectors (every static symmetric topology, circulant and XOR schedules), where all
-    workers start at one point and draw from the same data, and nothing fails or is clipped.
+    the schedules that `follows` names, where all workers start at one point and draw from the same data, nothing fails
+    or is clipped, and what was measured is finite. Where the theory's disagreement overflows it stays infinite.
     """
-    move, modes = moves_of(setup), modes_of(setup.topology)
-    if setup.cell.data.partition not in ("shuffled", "iid") or setup.cell.train.start == "independent":
+    move, cell = moves_of(setup), setup.cell
+    if cell.data.partition not in ("shuffled", "iid") or cell.train.start == "independent":
         return None
-    if setup.cell.faults is not None or setup.cell.train.clip is not None:
+    if cell.faults is not None or cell.train.clip is not None:
         return None
-    if move is None or modes is None or not measures:
+    if move is None or not measures or not follows(setup.topology):
         return None
-    return recursion(modes, setup.topology.size, interpolated(measures, len(lrs)), lrs, gammas, move)
+    curvatures, noise = interpolated(measures, len(lrs))
+    if not (np.isfinite(curvatures).all() and np.isfinite(noise).all()):
+        return None
+    return trajectory(
+        setup.topology, curvatures, noise[:, None], lrs, gammas, move.momentum, move.order,
+        nesterov=move.nesterov, weight_decay=move.weight_decay, overflow="inf",
+    )  # fmt: skip
 
 
 def moves_of(setup: Setup) -> Move | None:
@@ -69,11 +68,16 @@ def moves_of(setup: Setup) -> Move | None:
     return Move.of(getattr(algorithm, "order", "awc"), **{**known, **chosen.parameters})
 
 
-def modes_of(topology: Topology) -> np.ndarray | None:
-    """The eigenvalues of the modes in every round of the period, (P, n - 1); `None` if they share no eigenvectors."""
-    if topology.is_static and topology.is_symmetric:
-        return disagreement_eigenvalues(topology)[0][None]
-    return joint_spectrum([restricted(w) for w in topology.rounds]) if topology.rounds else None
+def follows(topology: Topology) -> bool:
+    """Whether the recursion is affordable: rounds that share their eigenvectors, or at most `FEW` workers.
+
+    The first are all static symmetric topologies and circulant and XOR schedules. Column-stochastic rounds are out.
+    """
+    if topology.promise == "column":
+        return False
+    if topology.size <= FEW or (topology.is_static and topology.is_symmetric):
+        return True
+    return bool(topology.rounds) and joint_spectrum([restricted(w) for w in topology.rounds]) is not None
 
 
 def portions(measure: Measure, count: int = PORTIONS) -> tuple[np.ndarray, float]:
@@ -97,38 +101,3 @@ def interpolated(measures: Mapping[int, Measure], steps: int) -> tuple[np.ndarra
     at = np.arange(steps + 1)
     h = np.stack([np.interp(at, times, column) for column in curvatures.T], axis=1)
     return h, np.interp(at, times, totals) / curvatures.shape[1]
-
-
-def recursion(
-    modes: np.ndarray,
-    n: int,
-    noise: tuple[np.ndarray, np.ndarray],
-    lrs: Sequence[float],
-    gammas: Sequence[float],
-    move: Move,
-) -> Predicted:
-    """Second moments (xx, xv, vv) per mode and portion of noise, from consensus at step 0."""
-    curvatures, variances = noise
-    shape = (modes.shape[1], curvatures.shape[1])
-    xx, vv, xv = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=modes.dtype)
-    xi, envelope = np.zeros(len(lrs) + 1), np.zeros(len(lrs) + 1)
-    for t, (lr, gamma) in enumerate(zip(lrs, gammas, strict=True)):
-        a = step_map(adapted(modes[t % len(modes)], gamma)[:, None], 1.0, curvatures[t], lr, move)
-        s2 = variances[t]
-        old = (xx, xv, vv)
-        xx = np.real(_second(a.a11, a.a12, a.a11, a.a12, old) + s2 * _product(a.b1, a.b1))
-        xv = _second(a.a11, a.a12, a.a21, a.a22, old) + s2 * _product(a.b1, a.b2)
-        vv = np.real(_second(a.a21, a.a22, a.a21, a.a22, old) + s2 * _product(a.b2, a.b2))
-        along = xx.sum(axis=0)
-        xi[t + 1], envelope[t + 1] = along.sum() / n, 0.5 * (curvatures[t + 1] @ along) / n
-    return Predicted(xi, envelope)
-
-
-def _second(a: Any, b: Any, c: Any, d: Any, old: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
-    """E[(a x + b v) (c x + d v)*] from E|x|^2, E[x v*], E|v|^2."""
-    xx, xv, vv = old
-    return _product(a, c) * xx + _product(a, d) * xv + _product(b, c) * np.conj(xv) + _product(b, d) * vv
-
-
-def _product(a: Any, b: Any) -> Any:
-    return np.asarray(a * np.conj(b))

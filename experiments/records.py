@@ -7,6 +7,7 @@
       metrics.jsonl   one object a line: step, which (weights), bn, name, value, wall_s
       probes.jsonl    the same with estimate, stderr, interval, num_matvecs, seed, converged
       summary.json    final numbers and status: ok | failed | interrupted; written in one atomic move
+      state.pt        where train.keep says so: what every worker held at the end
 
 The two JSONL files only ever grow, and each line is flushed: whatever happens, what was measured is there. A last line
 that was cut off by a kill is passed over on reading; a broken line anywhere else is an error.
@@ -33,7 +34,7 @@ Status = Literal["ok", "failed", "interrupted"]
 Which = Literal["consensus", "workers", "mean", "worst", "single", "theory"]
 """The weights a number speaks of: their average, all of them together, single ones (the key `worker` says which), or
 none: a prediction."""
-_FILES = ("config.toml", "meta.json", "metrics.jsonl", "probes.jsonl", "summary.json")
+_FILES = ("config.toml", "meta.json", "metrics.jsonl", "probes.jsonl", "summary.json", "state.pt")
 
 
 def directory_of(root: Path, cell: Study) -> Path:

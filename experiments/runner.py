@@ -22,6 +22,7 @@ from dissensus.experiments.measurement import measure_curvature, measure_learnin
 from dissensus.experiments.models import parameters_hash
 from dissensus.experiments.prediction import Measure, predict
 from dissensus.experiments.records import Recorder, Status
+from dissensus.experiments.state import save_state
 from dissensus.experiments.threads import threads
 from dissensus.probes.schedule import Every, Never, Schedule, Share, schedule
 
@@ -89,6 +90,8 @@ def _train(setup: Setup, recorder: Recorder, watch: Watch) -> dict[str, Any]:
             watch(t + 1)
     measure_workers(setup, recorder)
     _record_prediction(setup, recorder, measures, lrs, gammas)
+    if cell.train.keep:
+        save_state(recorder.path, engine)
     return {
         "steps": engine.t,
         "route": engine.route,

@@ -3,6 +3,9 @@ r"""The outermost eigenvalues, by Lanczos, each with the residual that bounds it
 For any unit vector v and number $\theta$ some eigenvalue lies within $\lVert Hv-\theta v\rVert$ of $\theta$. Growing
 stops when that bound is at most `tol` times the eigenvalue, for all k. One Krylov space sees a repeated eigenvalue
 once; so what it did not reach is searched afterwards, with a few products, for anything that belongs among the k.
+
+The basis is orthogonalised fully and held in bounded memory (`thick_restart`). Any symmetric operator will do: the
+Hessian, or the Gauss-Newton matrix, whose eigenvalues are not negative.
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ from torch import Tensor
 from dissensus.probes.errors import ProbeError
 from dissensus.probes.krylov import Krylov, gaussian, ritz
 from dissensus.probes.operator import Operator, dtype_name
+from dissensus.probes.thick_restart import ThickRestart
 from dissensus.probes.untouched import undisturbed
 
 End = Literal["largest", "smallest", "magnitude"]
+MEMORY = 1 << 30
+"""Bytes that the basis may take."""
 SEARCH = 4
 """Lanczos steps in the complement when searching for a repeated eigenvalue."""
 
@@ -75,12 +81,15 @@ def top_eigenvalues(
     tol: float = 1e-3,
     which: End = "largest",
     max_matvecs: int | None = None,
+    max_basis: int | None = None,
+    memory: int = MEMORY,
     seed: int = 0,
 ) -> list[Eigenpair]:
     """The k outermost eigenpairs, the outermost first.
 
     `which`: the algebraically "largest" or "smallest", or the largest in "magnitude". `max_matvecs` defaults to
-    20 k + 100; what has not met `tol` by then comes back with `converged=False`.
+    20 k + 100; what has not met `tol` by then comes back with `converged=False`. The basis holds at most `max_basis`
+    vectors, and no more than fit in `memory` bytes; fewer vectors take more products.
     """
     if not 1 <= k <= operator.size:
         raise ProbeError(f"k must lie between 1 and the {operator.size} parameters, got {k}")
@@ -91,12 +100,13 @@ def top_eigenvalues(
     budget = 20 * k + 100 if max_matvecs is None else max_matvecs
     if budget < k:
         raise ProbeError(f"max_matvecs={budget} cannot give {k} eigenvalues; allow at least {k} products")
+    room = _room(operator, k, max_basis, memory)
     generator = torch.Generator().manual_seed(seed)
     before = operator.products
-    pairs = _outermost(operator, k, tol, which, budget, generator, None)
+    pairs = _outermost(operator, k, tol, which, budget, generator, None, room)
     search = _order(which)
     while operator.products - before + SEARCH <= budget and len(pairs) < operator.size:
-        found = _missed(operator, pairs, tol, which, generator, budget - (operator.products - before))
+        found = _missed(operator, pairs, tol, which, generator, budget - (operator.products - before), room)
         if found is None:
             break
         pairs = sorted([*pairs, found], key=lambda pair: search(pair[0]))[:k]
@@ -114,6 +124,18 @@ def _order(which: End) -> Any:
     return {"largest": lambda v: -v, "smallest": lambda v: v, "magnitude": lambda v: -np.abs(v)}[which]
 
 
+def _room(operator: Operator, k: int, max_basis: int | None, memory: int) -> int:
+    """How many basis vectors may be held."""
+    least = min(k + 3, operator.size)
+    if max_basis is not None and max_basis < least:
+        raise ProbeError(f"max_basis={max_basis} is too small for {k} eigenpairs; allow at least {least} vectors")
+    fit = memory // (torch.finfo(operator.dtype).bits // 8 * operator.size)
+    if fit < least:
+        need = least * operator.size * torch.finfo(operator.dtype).bits // 8
+        raise ProbeError(f"memory={memory} bytes hold {fit} vectors, {k} eigenpairs need {least}: allow {need} bytes")
+    return fit if max_basis is None else min(max_basis, fit)
+
+
 def _outermost(
     operator: Operator,
     k: int,
@@ -122,31 +144,28 @@ def _outermost(
     budget: int,
     generator: torch.Generator,
     against: Tensor | None,
+    room: int,
 ) -> list[Pair]:
     """The k outermost Ritz pairs outside `against`, grown until their residuals are small or the budget is spent."""
-    space = Krylov(operator, gaussian(generator, operator), against)
-    room = operator.size - (0 if against is None else len(against))
-    start = operator.products
+    space = ThickRestart(operator, gaussian(generator, operator), room, against)
+    start, order = operator.products, _order(which)
     while True:
         space.extend()
-        alpha, beta = space.tridiagonal()
-        found = ritz(alpha[0], beta[0])
-        chosen = np.argsort(_order(which)(found.values), kind="stable")[:k]
+        found = space.ritz()
+        chosen = np.argsort(order(found.values), kind="stable")[:k]
         rounding = 10 * torch.finfo(operator.dtype).eps * float(np.abs(found.values).max())
         done = found.residuals[chosen] <= np.maximum(tol * np.abs(found.values[chosen]), rounding)
-        if (len(chosen) == min(k, room) and done.all()) or operator.products - start >= budget:
+        if (len(chosen) == min(k, space.reach) and done.all()) or operator.products - start >= budget:
             break
-        if space.closed and not space.restart(gaussian(generator, operator)):
+        space.make_room(order, k)
+        if space.closed and not space.go_on(gaussian(generator, operator)):
             break
-    vectors = torch.as_tensor(found.vectors[:, chosen].T.copy(), dtype=operator.dtype, device=operator.device)
-    vectors = vectors @ space.basis[0]
-    vectors = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    rows = zip(found.values[chosen], found.residuals[chosen], vectors, done, strict=True)
+    rows = zip(found.values[chosen], found.residuals[chosen], space.vectors(found, chosen), done, strict=True)
     return [(float(v), max(float(r), rounding), vector, bool(ok)) for v, r, vector, ok in rows]
 
 
 def _missed(
-    operator: Operator, pairs: list[Pair], tol: float, which: End, generator: torch.Generator, budget: int
+    operator: Operator, pairs: list[Pair], tol: float, which: End, generator: torch.Generator, budget: int, room: int
 ) -> Pair | None:
     """An eigenpair outside the ones found that belongs among them; None if a short search shows none."""
     against = torch.linalg.qr(torch.stack([vector for _, _, vector, _ in pairs]).T).Q.T
@@ -158,5 +177,5 @@ def _missed(
     margin = 2 * tol * max(abs(value) for value, *_ in pairs)
     if float(np.min(order(values))) >= last - margin or budget <= SEARCH:
         return None
-    (found,) = _outermost(operator, 1, tol, which, budget - SEARCH, generator, against)
+    (found,) = _outermost(operator, 1, tol, which, budget - SEARCH, generator, against, room)
     return found if float(order(np.float64(found[0]))) < last - margin / 2 else None

@@ -31,11 +31,12 @@ class Krylov:
         self.operator = operator
         self._against = against
         starts = self._outside(starts.reshape(-1, operator.size))
-        self.norms = torch.linalg.vector_norm(starts, dim=1)
+        self.norms = lengths(starts)
         """The lengths of the start vectors."""
         self._next = starts / torch.where(self.norms > 0, self.norms, torch.ones_like(self.norms))[:, None]
         self._open = self.norms > 0
-        self._basis: list[Tensor] = []
+        self._kept = starts[:, None, :][:, :0]
+        self._steps = 0
         self._alpha: list[np.ndarray] = []
         self._beta: list[np.ndarray] = []
         self._scale = torch.zeros_like(self.norms)
@@ -43,7 +44,7 @@ class Krylov:
     @property
     def steps(self) -> int:
         """The number m of steps taken."""
-        return len(self._basis)
+        return self._steps
 
     @property
     def closed(self) -> bool:
@@ -53,25 +54,25 @@ class Krylov:
     @property
     def basis(self) -> Tensor:
         """The orthonormal vectors, (k, m, d); zero after a space has closed."""
-        return torch.stack(self._basis, dim=1)
+        return self._kept[:, : self._steps]
 
     @property
     def newest(self) -> Tensor:
         """The last basis vectors, (k, d)."""
-        return self._basis[-1]
+        return self._kept[:, self._steps - 1]
 
     def extend(self) -> Tensor:
         """One more step; returns the products with the newest basis vectors, (k, d)."""
         q = self._next
-        self._basis.append(q)
+        self._keep(q)
         image = self._outside(self.operator.matvec(q))
         alpha = (image * q).sum(1)
-        self._scale = torch.maximum(self._scale, torch.linalg.vector_norm(image, dim=1))
+        self._scale = torch.maximum(self._scale, lengths(image))
         rest, basis = image, self.basis
         for _ in range(2):
             rest = self._outside(rest)
             rest = rest - torch.einsum("km,kmd->kd", torch.einsum("kmd,kd->km", basis, rest), basis)
-        beta = torch.linalg.vector_norm(rest, dim=1)
+        beta = lengths(rest)
         floor = BREAKDOWN * torch.finfo(rest.dtype).eps * self._scale
         room = self.steps < self.operator.size - (0 if self._against is None else len(self._against))
         self._open = self._open & (beta > floor) & room
@@ -93,7 +94,7 @@ class Krylov:
         for _ in range(3):
             rest = self._outside(rest)
             rest = rest - torch.einsum("km,kmd->kd", torch.einsum("kmd,kd->km", basis, rest), basis)
-            length = torch.linalg.vector_norm(rest, dim=1, keepdim=True)
+            length = lengths(rest)[:, None]
             if self.steps >= self.operator.size or float(length) == 0:
                 return False
             rest = rest / length
@@ -103,6 +104,16 @@ class Krylov:
     def tridiagonal(self) -> tuple[np.ndarray, np.ndarray]:
         """The diagonals (k, m) and the couplings (k, m) beside them; the last coupling leads out of the space."""
         return np.stack(self._alpha, axis=1), np.stack(self._beta, axis=1)
+
+    def _keep(self, q: Tensor) -> None:
+        """Stores new basis vectors; room for them doubles, so that a step does not copy the whole basis."""
+        if self._steps == self._kept.shape[1]:
+            room = min(max(2 * self._steps, 8), max(self.operator.size, self._steps + 1))
+            larger = q.new_empty(len(q), room, self.operator.size)
+            larger[:, : self._steps] = self._kept
+            self._kept = larger
+        self._kept[:, self._steps] = q
+        self._steps += 1
 
     def _outside(self, rows: Tensor) -> Tensor:
         return rows if self._against is None else rows - (rows @ self._against.T) @ self._against
@@ -130,6 +141,29 @@ def quadrature(alpha: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndar
     """Gauss nodes and weights (summing to one) of the spectral measure of the start vector."""
     found = ritz(alpha, beta)
     return found.values, found.vectors[0] ** 2
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """Euclidean norms along the last dimension; squares of 1e-30 or 1e30 would be lost in float32."""
+    largest = rows.abs().amax(-1, keepdim=True)
+    scaled = rows / torch.where(largest > 0, largest, torch.ones_like(largest))
+    return torch.linalg.vector_norm(scaled, dim=-1) * largest.squeeze(-1)
+
+
+def fresh_directions(rows: Tensor, basis: Tensor) -> Tensor:
+    """Orthonormal rows for what `rows` have outside the orthonormal rows of `basis`; fewer where that is rounding."""
+    scale = float(lengths(rows).max()) if len(rows) else 0.0
+    held = basis
+    for row in rows:
+        rest = row
+        for _ in range(3):
+            rest = rest - (held @ rest) @ held
+        length = float(lengths(rest))
+        if length > BREAKDOWN * torch.finfo(row.dtype).eps * scale:
+            rest = rest / length
+            rest = rest - (held @ rest) @ held  # a short rest was mostly rounding before it was stretched
+            held = torch.cat([held, (rest / lengths(rest))[None]])
+    return held[len(basis) :]
 
 
 def rademacher(generator: torch.Generator, count: int, operator: Operator) -> Tensor:

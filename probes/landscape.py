@@ -22,13 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
+from dissensus.probes.batches import Batches, admitted, cast, leading, shares
 from dissensus.probes.errors import ProbeError
 from dissensus.probes.untouched import Mode, reseed, undisturbed, untouched
 
 Loss = Callable[[Any, Any], Tensor]
-Patterns = str | Sequence[str] | None
+SeenAs = Callable[[nn.Module], Any]
+Choice = Callable[[str, nn.Parameter], bool]
+Patterns = str | Sequence[str] | Choice | None
+"""Which parameters: glob patterns of names, or a predicate of name and parameter; None for those that are trained."""
 
 
 class Landscape:
@@ -38,7 +43,7 @@ class Landscape:
         self,
         model: nn.Module,
         loss: Loss,
-        batches: Sequence[Any],
+        batches: Batches,
         *,
         weights: Sequence[float] | None = None,
         parameters: Patterns = None,
@@ -52,12 +57,10 @@ class Landscape:
         self.mode: Mode = mode
         self._bound = _Bound(self.model, loss)
         with self.scope():
-            self.batches = _listed(batches)
-            if dtype is not None:
-                self.batches = [tree_map(lambda leaf: _cast(leaf, dtype), batch) for batch in self.batches]
-        self.weights = _weights(self.batches, weights)
+            self.batches = admitted(batches, dtype)
+            self.weights = shares(self.batches, weights)
+            self.most_samples = max(leading(self.batches[index]) for index in range(len(self.batches)))
         """The share of each batch; they sum to one."""
-        self.most_samples = max(_leading(batch) for batch in self.batches)
         """The longest first dimension of a batch."""
         everything = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.names = _chosen(self.model, parameters)
@@ -65,13 +68,15 @@ class Landscape:
         self.shapes = {name: everything[name].shape for name in self.names}
         self._dtypes = {name: dtype or everything[name].dtype for name in self.names}
         self._sizes = [everything[name].numel() for name in self.names]
-        self._fixed = {name: _cast(p, dtype) for name, p in everything.items() if name not in self.shapes}
-        self._buffers = {name: _cast(b.detach().clone(), dtype) for name, b in self.model.named_buffers()}
+        self._fixed = {name: cast(p, dtype) for name, p in everything.items() if name not in self.shapes}
+        self._buffers = {name: cast(b.detach().clone(), dtype) for name, b in self.model.named_buffers()}
         self.total_size = sum(p.numel() for p in everything.values())
         """The length of a row that holds all parameters, chosen or not."""
         self._columns = _columns(everything, self.shapes)
-        self.point = torch.cat([_cast(everything[name], dtype).reshape(-1) for name in self.names])
+        self.point = torch.cat([cast(everything[name], dtype).reshape(-1) for name in self.names])
         """The point looked at, (d,)."""
+        self.notes: tuple[str, ...] = ()
+        """What a reader has to know of numbers from here."""
         self._check()
 
     @property
@@ -85,11 +90,22 @@ class Landscape:
         with untouched(self.model, self.mode):
             yield
 
-    def at(self, index: int, flat: Tensor) -> Tensor:
-        """The loss of batch `index` at the flat vector: differentiable, and pure inside `scope()`."""
-        reseed(self.seed + index)
+    def at(self, index: int, flat: Tensor, seen_as: SeenAs | None = None) -> Tensor:
+        """The loss of batch `index` at the flat vector: differentiable, and pure inside `scope()`.
+
+        `seen_as` may put something in front of the model that the loss then calls in its place.
+        """
+        return self.on(self.batches[index], flat, seen_as, seed=index)
+
+    def on(self, batch: Any, flat: Tensor, seen_as: SeenAs | None = None, seed: int = 0) -> Tensor:
+        """The loss of any batch at the flat vector, like `at`."""
+        reseed(self.seed + seed)
+        return self.called(self._bound, flat, batch, seen_as)
+
+    def called(self, bound: nn.Module, flat: Tensor, *given: Any) -> Any:
+        """Calls a module that holds the model as `.model`, with the model's parameters at the flat vector."""
         state = {**self._fixed, **{name: buffer.clone() for name, buffer in self._buffers.items()}, **self.split(flat)}
-        return functional_call(self._bound, {f"model.{name}": t for name, t in state.items()}, (self.batches[index],))
+        return functional_call(bound, {f"model.{name}": t for name, t in state.items()}, given)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """A flat vector (d,) as the named parameters it holds."""
@@ -141,7 +157,10 @@ class Landscape:
     def _check(self) -> None:
         """One look at the first batch, twice: a scalar, finite, repeatable, and touched by the parameters."""
         with self.scope():
-            first = self.at(0, self.point.clone().requires_grad_())
+            with _Attention() as seen:
+                first = self.at(0, self.point.clone().requires_grad_())
+            if seen.attends:
+                self.notes = ("attention runs on torch's mathematical kernel, which can be differentiated twice",)
             if not isinstance(first, Tensor) or first.numel() != 1 or first.dim() > 1:
                 what = f"a tensor of shape {tuple(first.shape)}" if isinstance(first, Tensor) else type(first).__name__
                 raise ProbeError(f"loss(model, batch) must return one number as a tensor, got {what}; average it")
@@ -161,6 +180,17 @@ class Landscape:
             )
 
 
+class _Attention(TorchFunctionMode):
+    """Notices scaled dot-product attention, alone or inside torch's own layers."""
+
+    _KINDS = (functional.scaled_dot_product_attention, functional.multi_head_attention_forward)
+    attends = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.attends = self.attends or func in self._KINDS
+        return func(*args, **(kwargs or {}))
+
+
 class _Bound(nn.Module):
     """A module around the model whose forward is the loss, so that all tensors can be swapped at once."""
 
@@ -169,8 +199,8 @@ class _Bound(nn.Module):
         self.model = model
         self._loss = (loss,)  # in a tuple: a loss that is itself a module stays outside
 
-    def forward(self, batch: Any) -> Tensor:
-        return self._loss[0](self.model, batch)
+    def forward(self, batch: Any, seen_as: SeenAs | None = None) -> Tensor:
+        return self._loss[0](self.model if seen_as is None else seen_as(self.model), batch)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -186,41 +216,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def _listed(batches: Sequence[Any]) -> list[Any]:
-    if isinstance(batches, (Tensor, dict)) or (
-        isinstance(batches, tuple) and all(isinstance(b, Tensor) for b in batches)
-    ):
-        raise ProbeError(f"batches must be a list of batches, got one {type(batches).__name__}; write [batch]")
-    listed = list(batches)
-    if not listed:
-        raise ProbeError("batches is empty; give at least one batch")
-    return listed
-
-
-def _weights(batches: list[Any], weights: Sequence[float] | None) -> list[float]:
-    given = (
-        [float(_samples(i, batch)) for i, batch in enumerate(batches)] if weights is None else [*map(float, weights)]
-    )
-    if len(given) != len(batches):
-        raise ProbeError(f"weights has {len(given)} entries for {len(batches)} batches; give one per batch")
-    for index, weight in enumerate(given):
-        if not 0 < weight < float("inf"):
-            raise ProbeError(f"the weight of batch {index} is {weight}; weights are positive numbers (of samples)")
-    return [weight / sum(given) for weight in given]
-
-
-def _samples(index: int, batch: Any) -> int:
-    sizes = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim() > 0}
-    if len(sizes) != 1:
-        found = f"its tensors begin with {sorted(sizes)}" if sizes else "it holds no tensor with a first dimension"
-        raise ProbeError(f"the number of samples of batch {index} is unclear: {found}; give weights=[...] per batch")
-    return sizes.pop()
-
-
-def _leading(batch: Any) -> int:
-    return max((t.shape[0] for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim() > 0), default=1)
-
-
 def _chosen(model: nn.Module, patterns: Patterns) -> list[str]:
     known = dict(model.named_parameters())
     if not known:
@@ -229,6 +224,10 @@ def _chosen(model: nn.Module, patterns: Patterns) -> list[str]:
         names = [name for name, p in known.items() if p.requires_grad]
         if not names:
             raise ProbeError("no parameter requires a gradient (all are frozen); choose some with parameters='*'")
+    elif callable(patterns):
+        names = [name for name, p in known.items() if patterns(name, p)]
+        if not names:
+            raise ProbeError(f"the predicate of parameters chose none of {', '.join(known)}")
     else:
         wanted = [patterns] if isinstance(patterns, str) else list(patterns)
         for pattern in wanted:
@@ -248,7 +247,3 @@ def _columns(everything: dict[str, Tensor], chosen: dict[str, Any]) -> list[tupl
             spans.append((start, start + p.numel()))
         start += p.numel()
     return spans
-
-
-def _cast(leaf: Any, dtype: torch.dtype | None) -> Any:
-    return leaf.to(dtype) if dtype is not None and isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf

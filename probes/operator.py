@@ -95,3 +95,41 @@ def check_vectors(who: str, operator: Operator, v: Tensor) -> None:
 def dtype_name(dtype: torch.dtype) -> str:
     """`float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
+
+
+class Difference:
+    """A - B as an operator, such as the Hessian without its Gauss-Newton part; a product is one with each."""
+
+    def __init__(self, a: Operator, b: Operator) -> None:
+        if (a.size, a.dtype, a.device) != (b.size, b.dtype, b.device):
+            raise ProbeError(
+                f"Difference: the first operator is {a.size} wide, {a.dtype} on {a.device}, the second {b.size}, "
+                f"{b.dtype} on {b.device}; build both from the same model and parameters"
+            )
+        self._a, self._b, self._products = a, b, 0
+
+    @property
+    def size(self) -> int:
+        """The length d of the vectors."""
+        return self._a.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the products."""
+        return self._a.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the products are."""
+        return self._a.device
+
+    @property
+    def products(self) -> int:
+        """How many vectors were multiplied so far: by both, counted once."""
+        return self._products
+
+    def matvec(self, v: Tensor) -> Tensor:
+        """The product with one vector (d,) or with every row of a block (k, d)."""
+        check_vectors("Difference", self, v)
+        self._products += 1 if v.dim() == 1 else v.shape[0]
+        return self._a.matvec(v) - self._b.matvec(v)

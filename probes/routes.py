@@ -3,51 +3,66 @@
 from __future__ import annotations
 
 import operator
+import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
+from dissensus.probes import tangents_layers, tangents_softmax  # noqa: F401 - they register their rules
+from dissensus.probes.batch_sum import Built, Product
 from dissensus.probes.errors import ProbeError
+from dissensus.probes.graphs import Pullback, nodes_behind, saved_bytes
 from dissensus.probes.landscape import Landscape
-
-Product = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Built:
-    """A product (block (k, d) -> block) for one batch, and what it took."""
-
-    product: Product
-    bytes: int
-    """What keeping it holds in memory, at most."""
-    route: str = ""
-    reason: str = ""
+from dissensus.probes.program import Program, record
+from dissensus.probes.tangents import rule_of
 
 
-def build(landscape: Landscape, index: int, route: str, block: int) -> Built:
-    """The product of one batch by the wanted route, or by the first one where that fails. Call it inside `scope()`."""
+def build(landscape: Landscape, index: int, route: str, *, lasting: bool = True) -> Built:
+    """The product of one batch by the wanted route, or by the first one where that fails. Call it inside `scope()`.
+
+    What does not last is not worth the setup of a recording.
+    """
+    if route == DIFFERENCE:
+        return _differenced(landscape, index)
     try:
-        built = ROUTES[route](landscape, index)
-        trial = torch.randn(
-            (min(2, block), landscape.size), generator=torch.Generator().manual_seed(0), dtype=landscape.point.dtype
-        ).to(landscape.point.device)
-        result = built.product(trial)
-        if route != FIRST:
-            _agree(result, _double_backward(landscape, index).product(trial))
+        built = ROUTES[FIRST if route == DEFAULT and not lasting else route](landscape, index)
+        if route == FIRST or lasting:
+            trial = torch.randn(
+                (2, landscape.size), generator=torch.Generator().manual_seed(0), dtype=landscape.point.dtype
+            ).to(landscape.point.device)
+            result = built.product(trial)
+            if route != FIRST:
+                _agree(result, _double_backward(landscape, index).product(trial))
         return Built(built.product, built.bytes, route)
     except Exception as failure:
         reason = f"{route}: {type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
-        if route == FIRST:
+        if route == FIRST or not lasting:
             raise ProbeError(
                 f"the loss cannot be differentiated twice on batch {index} ({reason}); look for a custom "
-                "autograd.Function without a second derivative, or for a fused kernel"
+                "autograd.Function without a second derivative, or for a fused kernel; route='finite-difference' needs "
+                "one derivative only"
             ) from failure
-    built = build(landscape, index, FIRST, block)
+    built = build(landscape, index, FIRST)
     return Built(built.product, built.bytes, built.route, reason)
+
+
+def fastest(landscape: Landscape, index: int, block: int | None) -> tuple[str, int]:
+    """The route and the width of a block with the least measured time per vector here and now."""
+    best = (float("inf"), FIRST, 1)
+    for route in (DEFAULT, FIRST):
+        built = build(landscape, index, route)
+        for width in WIDTHS if block is None else (block,):
+            v = torch.ones(width, landscape.size).to(landscape.point)
+            built.product(v)
+            begin = time.perf_counter()
+            for _ in range(REPEATS):
+                built.product(v)
+            best = min(best, ((time.perf_counter() - begin) / width, built.route, width))
+    return best[1:]
 
 
 def _double_backward(landscape: Landscape, index: int) -> Built:
@@ -55,31 +70,17 @@ def _double_backward(landscape: Landscape, index: int) -> Built:
     (slope,) = torch.autograd.grad(
         landscape.at(index, leaf), leaf, create_graph=True, allow_unused=True, materialize_grads=True
     )
-    nodes = _graph(slope)
-    if any(node.name() == "torch::autograd::Error" for node in nodes):
+    if any(node.name() == "torch::autograd::Error" for node in nodes_behind(slope)):
         # autograd would leave this part of the Hessian out, without an error
         raise ProbeError("a backward pass is marked once_differentiable")
-
-    def back(v: Tensor, *, batched: bool = False) -> Tensor:
-        (row,) = torch.autograd.grad(
-            slope, leaf, v, retain_graph=True, is_grads_batched=batched, allow_unused=True, materialize_grads=True
-        )
-        return row
-
-    together = True
+    back = Pullback(slope, leaf)
 
     def product(block: Tensor) -> Tensor:
-        nonlocal together
         if not slope.requires_grad:  # the loss is linear in the parameters
             return torch.zeros_like(block)
-        if together and len(block) > 1:
-            try:
-                return back(block, batched=True)
-            except RuntimeError:  # a backward that cannot be batched
-                together = False
-        return torch.stack([back(v) for v in block])
+        return back(block)
 
-    return Built(product, _saved(nodes))
+    return Built(product, saved_bytes(slope))
 
 
 def _linearized(landscape: Landscape, index: int) -> Built:
@@ -90,6 +91,26 @@ def _linearized(landscape: Landscape, index: int) -> Built:
     graphs = [c.cell_contents for c in push.__closure__ or () if isinstance(c.cell_contents, nn.Module)]
     held = {id(t): t.numel() * t.element_size() for graph in graphs for t in _checked(graph)}
     return Built(_rows(push), sum(held.values()))
+
+
+def _recorded(landscape: Landscape, index: int) -> Built:
+    def gradient(flat: Tensor) -> Tensor:
+        leaf = flat.requires_grad_()
+        loss = landscape.at(index, leaf)
+        if any(isinstance(node, BackwardCFunction) for node in nodes_behind(loss)):
+            raise ProbeError("a custom autograd.Function has a derivative of its own")
+        (slope,) = torch.autograd.grad(loss, leaf, allow_unused=True, materialize_grads=True)
+        return slope
+
+    operations, start, end = record(gradient, landscape.point.clone())
+    with torch.no_grad():
+        program = Program(operations, start, end, rule_of)
+
+    def product(block: Tensor) -> Tensor:
+        with torch.no_grad():
+            return program(block)
+
+    return Built(product, program.bytes)
 
 
 def _forward_over_reverse(landscape: Landscape, index: int) -> Built:
@@ -106,9 +127,52 @@ def _forward_over_reverse(landscape: Landscape, index: int) -> Built:
     return Built(product, 0)
 
 
+class _Differenced:
+    """Central differences of gradients, with the difference to the doubled step as a measure of their error."""
+
+    def __init__(self, landscape: Landscape, index: int) -> None:
+        self._landscape, self._index = landscape, index
+        self.error = 0.0
+
+    def __call__(self, block: Tensor) -> Tensor:
+        point = self._landscape.point
+        step = torch.finfo(point.dtype).eps ** (1 / 3) * (1 + float(point.norm()))
+        with self._landscape.scope():
+            return torch.stack([self._row(v, step) for v in block])
+
+    def _row(self, v: Tensor, step: float) -> Tensor:
+        length = float(v.norm())
+        if length == 0:
+            return torch.zeros_like(v)
+        near, far = (self._slope(v / length, h) * length for h in (step, 2 * step))
+        error, scale = float((near - far).norm()) / 3, float(near.norm())
+        self.error = max(self.error, error / scale if scale else 0.0)
+        return near
+
+    def _slope(self, v: Tensor, h: float) -> Tensor:
+        rows = []
+        for sign in (1, -1):
+            leaf = (self._landscape.point + sign * h * v).requires_grad_()
+            loss = self._landscape.at(self._index, leaf)
+            (row,) = torch.autograd.grad(loss, leaf, allow_unused=True, materialize_grads=True)
+            rows.append(row)
+        return (rows[0] - rows[1]) / (2 * h)
+
+
+def _differenced(landscape: Landscape, index: int) -> Built:
+    return Built(_Differenced(landscape, index), 0, DIFFERENCE, notes=("products by finite differences: see .error",))
+
+
 FIRST = "double-backward"
+DEFAULT = "recorded"
+DIFFERENCE = "finite-difference"
+AUTO = "auto"
+WIDTHS = (1, 4, 16)
+"""Widths of a block that are tried by measurement."""
+REPEATS = 3
 ROUTES: dict[str, Callable[[Landscape, int], Built]] = {
     FIRST: _double_backward,
+    "recorded": _recorded,
     "linearized": _linearized,
     "forward-over-reverse": _forward_over_reverse,
 }
@@ -131,29 +195,6 @@ def _fresh(node: Any) -> bool:
             return True
         node = node.args[0]
     return False
-
-
-def _graph(slope: Tensor) -> list[Any]:
-    """All nodes behind a gradient."""
-    seen, open_ends = set(), [slope.grad_fn]
-    while open_ends:
-        node = open_ends.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            open_ends += [parent for parent, _ in node.next_functions]
-    return list(seen)
-
-
-def _saved(nodes: list[Any]) -> int:
-    """The bytes of the tensors that a graph keeps, every storage once."""
-    storages = {}
-    for node in nodes:
-        for name in dir(node):
-            kept = getattr(node, name) if name.startswith("_saved_") or name == "saved_tensors" else None
-            for t in kept if isinstance(kept, (list, tuple)) else [kept]:
-                if isinstance(t, Tensor):
-                    storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-    return sum(storages.values())
 
 
 def _rows(push: Product) -> Product:

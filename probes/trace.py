@@ -1,44 +1,48 @@
 r"""The trace of an operator from its products: Hutchinson's estimator, what makes it noisy taken out first.
 
 For independent random signs z, $\mathbb E\, z^\top H z = \operatorname{tr} H$, with variance
-$2(\lVert H\rVert_F^2 - \sum_i H_{ii}^2)$: a few outlying eigenvalues make all the noise. With Q an orthonormal basis
-of a Krylov space ($T = Q^\top H Q$) and $P = I - QQ^\top$
+$2(\lVert H\rVert_F^2 - \sum_i H_{ii}^2)$: a few outlying eigenvalues make all the noise. The methods differ in what
+they take out exactly before they sample:
 
-$$ \operatorname{tr} H = \operatorname{tr} T + \mathbb E\, (Pz)^\top H (Pz) , $$
+| method | taken out | products |
+|---|---|---|
+| `hutchinson` | nothing | 1 a probe |
+| `deflated` | a Krylov space Q as large as pays: $\operatorname{tr} H = \operatorname{tr} QHQ^\top + \mathbb E\,(Pz)^\top H(Pz)$ | 1 a probe, 1 a direction |
+| `hutch++` | the range of a random sketch (`hutchpp`) | 1 a probe, 2 a direction |
+| `xtrace` | for every probe, the sketch of all others (`xtrace`) | 2 a probe |
+| `split` | the Gauss-Newton matrix of a loss: $\operatorname{tr} H = \operatorname{tr} G + \mathbb E\, z^\top(H-G)z$ (`split_trace`) | 1 or 2 a probe, and tr G |
+| `exact` | everything | 1 a coordinate |
 
-where the first part is exact and the second no longer sees the outliers. A handful of pilot probes tells, for every
-size of Q and without further products, how many probes the target would take; Q grows as long as that pays. The
-estimate is then made of fresh probes: had the pilot a say in it, the size of Q would have been chosen where the pilot's
-spread is small by accident, and nominal 95 % intervals would hold in 84 to 92 % of cases.
+Sampling stops when the half-width of the interval is at most `rtol` times the value, or at `max_matvecs`; never on the
+difference of consecutive means. How intervals are made is in `sampling`.
 
-Sampling stops when the half-width of the t-interval is at most `rtol` times the value, or at `max_matvecs`; never on
-the difference of consecutive means. Reference for the deflation: Chen and Hallman, Krylov-aware stochastic trace
-estimation (2023, arXiv:2205.01736); sharing the pilot probes and the rule for the size of Q are ours.
-"""
+Reference: Hutchinson (1990); for the deflation Chen and Hallman, Krylov-aware stochastic trace estimation (2023,
+arXiv:2205.01736).
+"""  # noqa: E501
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dissensus.probes.errors import ProbeError
-from dissensus.probes.estimate import Estimate, exact, from_samples, t_quantile
-from dissensus.probes.krylov import Krylov, gaussian, rademacher
+from dissensus.probes.estimate import Estimate, exact
+from dissensus.probes.hutchpp import Lanczos, Sketch
 from dissensus.probes.operator import Operator, dtype_name
+from dissensus.probes.remainder import PILOT, Remainder, probes_needed
+from dissensus.probes.sampling import FIRST_LOT, Drawn, Target, check_budget, check_rtol, draw_until, estimate
+from dissensus.probes.split_trace import Residual, residual_of
 from dissensus.probes.untouched import undisturbed
+from dissensus.probes.xtrace import START, xtrace
 
-Method = Literal["auto", "hutchinson", "deflated", "exact"]
-PILOT = 10
-"""Probes that choose the size of Q."""
-LEAST = 12
-"""The least number of probes that an interval is made of."""
-PATIENCE = 10
-"""Lanczos steps without a better forecast after which Q has grown enough."""
+Method = Literal["auto", "hutchinson", "deflated", "hutch++", "xtrace", "split", "exact"]
+METHODS = ("auto", "hutchinson", "deflated", "hutch++", "xtrace", "split", "exact")
+LEAST = {"hutchinson": FIRST_LOT, "deflated": PILOT + FIRST_LOT, "hutch++": PILOT + FIRST_LOT, "xtrace": 2 * START}
+"""The least number of products a method makes an interval of."""
 
 
 @undisturbed()
@@ -54,140 +58,193 @@ def hessian_trace(
 ) -> Estimate:
     """The trace to a relative accuracy `rtol`, or as good as `max_matvecs` products make it (`converged` says which).
 
-    `auto` deflates, and takes one product per coordinate instead where that is cheaper; the method that was used stands
-    in `notes`. A trace near zero (an indefinite operator) may never reach a relative target.
+    `auto` takes `split` for the Hessian of a loss that can be split, `deflated` for any other operator, and one product
+    per coordinate where that is cheaper; the method that was used stands in `notes`. A trace near zero (an indefinite
+    operator) may never reach a relative target.
     """
-    if method not in ("auto", "hutchinson", "deflated", "exact"):
-        raise ProbeError(f"unknown method {method!r}; there are 'auto', 'hutchinson', 'deflated', 'exact'")
-    if not rtol > 0:
-        raise ProbeError(f"rtol must be positive, got {rtol!r}; 0.05 means a twentieth of the trace")
-    pilot = 0 if method == "hutchinson" else PILOT
-    by_coordinates = method == "exact" or (method == "auto" and operator.size <= PILOT + LEAST)
-    least = operator.size if by_coordinates else pilot + LEAST
-    if max_matvecs < least:
-        raise ProbeError(f"max_matvecs={max_matvecs} is too few for method {method!r}; allow at least {least} products")
+    _check_method(method, METHODS)
+    check_rtol(rtol)
     before = operator.products
-    if by_coordinates:
+    if method == "exact" or (method == "auto" and operator.size <= PILOT + FIRST_LOT):
+        check_budget(max_matvecs, operator.size, method)
         return _coordinates(operator, name, before)
-    run = _Run(operator, rtol, max_matvecs, seed, confidence, before)
-    if pilot:
-        ahead = run.deflate()
-        if method == "auto" and ahead >= operator.size and run.left() >= operator.size:
-            return replace(_coordinates(operator, name, before), confidence=confidence)
-    used = f"method: Hutchinson after deflating {run.rank} Lanczos vectors" if run.rank else "method: Hutchinson"
-    return run.finish(name, used)
+    run = _Run(operator, rtol, max_matvecs, seed, confidence)
+    if method in ("auto", "split"):
+        residual, why = residual_of(operator, required=method == "split")
+        if residual is not None:
+            least = residual.charged + residual.price * FIRST_LOT
+            if method == "split" or least <= max_matvecs:
+                check_budget(max_matvecs, least, method)
+                return run.split(residual, name)
+            run.pay(residual.charged)
+            why = (f"not split: that takes {least} products",)
+        run.notes = why
+    check_budget(max_matvecs, LEAST.get(method, LEAST["deflated"]), method)
+    if method == "xtrace":
+        drawn = xtrace(operator, run.target(), run.generator(0))
+        return run.made(drawn, name, f"method: XTrace of {drawn.count} probes, leave-one-out")
+    if method == "hutchinson":
+        return run.sampled(name, "Hutchinson")
+    ahead = run.deflate("hutch++" if method == "hutch++" else "deflated")
+    if method == "auto" and ahead >= operator.size and run.left() >= operator.size:
+        return replace(_coordinates(operator, name, before), confidence=confidence)
+    if method == "hutch++":
+        return run.sampled(name, f"Hutch++ with a sketch of {run.remainder.rank} directions")
+    return run.sampled(name, "Hutchinson" + run.after())
 
 
 @undisturbed()
 def layer_traces(
-    operator: Operator, pieces: dict[str, int], *, probes: int = 32, seed: int = 0, confidence: float = 0.95
+    operator: Operator,
+    pieces: dict[str, int],
+    *,
+    probes: int = 32,
+    seed: int = 0,
+    confidence: float = 0.95,
+    method: Method = "hutchinson",
+    rtol: float | None = None,
+    max_matvecs: int = 1000,
 ) -> dict[str, Estimate]:
     r"""The trace of every diagonal block from the same products: $z_l^\top (Hz)_l$ for each named piece l of a row.
 
     `pieces` maps names to lengths in the order of the row, for a Curvature `{k: s.numel() for k, s in
-    op.landscape.shapes.items()}`.
+    op.landscape.shapes.items()}`. Without `rtol` exactly `probes` probes are drawn; with it, as many as bring the trace
+    of the whole there within `max_matvecs`, and `probes` is not used. Methods: `hutchinson`, `split`, and with `rtol`
+    also `deflated` and `hutch++`: what these take out is known layer by layer, too.
     """
+    _check_method(method, ("hutchinson", "deflated", "hutch++", "split"))
     if sum(pieces.values()) != operator.size:
         raise ProbeError(
             f"pieces cover {sum(pieces.values())} of {operator.size} parameters; name all of them in order"
         )
-    if probes < 2:
+    if rtol is None and probes < 2:
         raise ProbeError(f"probes must be at least 2 to have a spread, got {probes}")
-    before = operator.products
-    z = rademacher(torch.Generator().manual_seed(seed), probes, operator)
-    products = (z * operator.matvec(z)).double()
-    sums = [piece.sum(1).cpu().numpy() for piece in products.split(list(pieces.values()), dim=1)]
-    common = {"num_matvecs": operator.products - before, "seed": seed, "dtype": dtype_name(operator.dtype)}
-    return {
-        key: from_samples(f"trace of {key}", s, of="probe vectors", confidence=confidence, **common)
-        for key, s in zip(pieces, sums, strict=True)
+    if rtol is None and method in ("deflated", "hutch++"):
+        raise ProbeError(f"method {method!r} decides by a target how much to take out; give rtol, say rtol=0.05")
+    if rtol is not None:
+        check_rtol(rtol)
+    lengths = list(pieces.values())
+    run = _Run(operator, 1e-300 if rtol is None else rtol, max_matvecs, seed, confidence)
+    known, price, by_sample = np.zeros(len(lengths)), 1, None
+    if method == "split":
+        residual, _ = residual_of(operator, required=True)
+        assert residual is not None
+        shares = residual.pieces(lengths)
+        known, price, by_sample = shares @ residual.layers, residual.price, residual.by_sample
+        run.charge(residual)
+    if rtol is None:
+        run.budget = max(run.spent() + probes * price, run.budget)
+    elif method in ("deflated", "hutch++"):
+        check_budget(max_matvecs, LEAST[method], method)
+        run.deflate(method)
+        known = known + np.array([float(p.sum()) for p in run.remainder.known_diagonal().split(lengths)])
+    else:
+        check_budget(max_matvecs, run.spent() + price * FIRST_LOT, method)
+
+    def draw(count: int) -> tuple[np.ndarray, float]:
+        if by_sample is not None:
+            found, size = by_sample.draw(count, run.signs)
+            return found @ shares.T, size
+        rows = run.remainder.products(count)
+        sums = [piece.sum(1) for piece in rows.split(lengths, dim=1)]
+        return torch.stack(sums, dim=1).cpu().numpy(), float(rows.abs().sum(1).mean())
+
+    drawn = Drawn(run.target(price), float(known.sum()))
+    if rtol is None:
+        drawn.add(*draw(probes))
+    else:
+        draw_until(drawn, draw)
+    common = {"num_matvecs": run.spent(), "seed": seed, "dtype": dtype_name(operator.dtype)}
+    made = {
+        key: estimate(drawn, f"trace of {key}", column=i, known=float(known[i]), **common)
+        for i, key in enumerate(pieces)
     }
+    return {key: replace(e, converged=e.converged or rtol is None) for key, e in made.items()}
 
 
 class _Run:
-    """The deflated space, the probes drawn in it so far, and what is left of the budget."""
+    """What one call has spent, what it took out of the operator, and what it is still allowed."""
 
-    def __init__(self, operator: Operator, rtol: float, budget: int, seed: int, confidence: float, before: int) -> None:
+    def __init__(self, operator: Operator, rtol: float, budget: int, seed: int, confidence: float) -> None:
         self.operator, self.rtol, self.budget, self.seed, self.confidence = operator, rtol, budget, seed, confidence
-        self.before, self.rank, self.known = before, 0, 0.0
-        self.samples = self.pilot = np.empty(0)
-        self._signs = torch.Generator().manual_seed(seed)
-        self._space: Krylov | None = None
+        self.notes: tuple[str, ...] = ()
+        self._before, self._charged = operator.products, 0
+        self._products: Callable[[], int] = lambda: operator.products
+        self.signs = self.generator(0)
+        self.remainder = Remainder(operator, self.signs)
+
+    def generator(self, stream: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed + stream * 0x5EED)
+
+    def spent(self) -> int:
+        return self._products() - self._before + self._charged
 
     def left(self) -> int:
-        return self.budget - (self.operator.products - self.before)
+        return self.budget - self.spent()
 
-    def deflate(self) -> float:
-        """Grows Q while (its products + the probes then needed) falls, spending at most a third of the budget.
+    def target(self, price: int = 1) -> Target:
+        return Target(self.rtol, self.confidence, self.left, price, torch.finfo(self.operator.dtype).eps)
 
-        With a = Qz and b = (HQ)z the pilot probes are deflated without new products:
-        (Pz)'H(Pz) = z'Hz - 2 a'b + a'Ta. Returns how many probes are needed by that forecast.
-        """
-        pilot = rademacher(self._signs, PILOT, self.operator)
-        plain = _forms(pilot, self.operator.matvec(pilot))
-        space = Krylov(self.operator, gaussian(torch.Generator().manual_seed(self.seed + 0x5EED), self.operator))
-        heads, images = [], []
-        ahead = self._needed(plain, 0.0)
-        best, best_rank = ahead, 0
-        limit = min(self.budget // 3, self.operator.size - 1, self.left() - LEAST)
-        while space.steps < limit and not space.closed:
-            if space.steps + 1 + LEAST >= best + best_rank or space.steps - best_rank >= PATIENCE:
-                break
-            image = space.extend()[0]
-            heads.append((pilot @ space.newest[0]).double().cpu().numpy())
-            images.append((pilot @ image).double().cpu().numpy())
-            alpha, beta = space.tridiagonal()
-            a, b = np.stack(heads, 1), np.stack(images, 1)
-            ta = alpha[0] * a
-            ta[:, 1:] += beta[0, :-1] * a[:, :-1]
-            ta[:, :-1] += beta[0, :-1] * a[:, 1:]
-            self.pilot = plain - 2 * (a * b).sum(1) + (a * ta).sum(1)
-            self.known, self.rank, self._space = float(alpha.sum()), space.steps, space
-            ahead = self._needed(self.pilot, self.known)
-            if ahead + space.steps < best + best_rank:
-                best, best_rank = ahead, space.steps
-        return ahead
+    def pay(self, charged: int) -> None:
+        """What was spent elsewhere."""
+        self._charged += charged
 
-    def finish(self, name: str, used: str) -> Estimate:
-        """Draws probes until the interval is narrow enough or the budget is spent."""
-        basis = None if self._space is None else self._space.basis[0]
-        while not self._narrow() and self.left() > 0:
-            count = min(max(len(self.samples) // 4, LEAST if len(self.samples) == 0 else 4), self.left())
-            z = rademacher(self._signs, count, self.operator)
-            if basis is not None:
-                z = z - (z @ basis.T) @ basis
-            self.samples = np.concatenate([self.samples, _forms(z, self.operator.matvec(z))])
-        return from_samples(
-            name,
-            self.samples,
-            of="probe vectors",
-            num_matvecs=self.operator.products - self.before,
-            seed=self.seed,
-            dtype=dtype_name(self.operator.dtype),
-            offset=self.known,
-            confidence=self.confidence,
-            converged=self._narrow(),
-            notes=(used,),
-        )
+    def charge(self, residual: Residual) -> None:
+        """From here on the residual is what is sampled, and tr G was paid."""
+        self._before += residual.spent - self._products()
+        self._products = lambda: residual.spent
+        self.pay(residual.charged)
+        self.notes = residual.notes
+        self.remainder = Remainder(residual.operator, self.signs)
 
-    def _needed(self, pilot: np.ndarray, known: float) -> float:
-        """How many probes the target takes if they spread like these."""
-        value, spread = abs(known + float(pilot.mean())), float(pilot.std(ddof=1))
-        if spread == 0:
-            return LEAST
-        return max((2 * spread / (self.rtol * value)) ** 2, LEAST) if value > 0 else math.inf
+    def deflate(self, method: str) -> float:
+        """Grows the part taken out, on at most a third of the budget (two thirds for a sketch)."""
+        make = Sketch if method == "hutch++" else Lanczos
+        grower = make(self.remainder.operator, self.generator(1))
+        most = min(self.budget // 3, (self.left() - PILOT - FIRST_LOT) // grower.price)
+        return self.remainder.deflate(grower, probes_needed(self.rtol, FIRST_LOT), most)
 
-    def _narrow(self) -> bool:
-        m = len(self.samples)
-        if m < 2:
-            return False
-        half = t_quantile(self.confidence, m - 1) * float(self.samples.std(ddof=1)) / math.sqrt(m)
-        return half <= self.rtol * abs(self.known + float(self.samples.mean()))
+    def after(self) -> str:
+        return f" after deflating {self.remainder.rank} Lanczos vectors" if self.remainder.rank else ""
+
+    def sampled(self, name: str, used: str, known: float = 0.0, price: int = 1) -> Estimate:
+        """Draws fresh probes of the remainder until the interval is narrow enough or the budget is spent."""
+        drawn = Drawn(self.target(price), known + self.remainder.known)
+        return self.made(draw_until(drawn, self.remainder.forms), name, f"method: {used}")
+
+    def split(self, residual: Residual, name: str) -> Estimate:
+        """Samples H - G; where the first lot shows that it takes many probes, deflates it by what that lot tells."""
+        self.charge(residual)
+        target, rem = self.target(residual.price), self.remainder
+        drawn, used = Drawn(target, residual.known), "method: exact Gauss-Newton trace, "
+        if residual.by_sample is not None:
+            by_sample = residual.by_sample
+            drawn = draw_until(drawn, lambda count: by_sample.draw(count, self.signs))
+            return self.made(drawn, name, used + "signs by sample on the rest of the Hessian")
+        z, plain, size = rem.first(FIRST_LOT)
+        drawn.add(plain, size)
+        forecast = probes_needed(self.rtol, FIRST_LOT)
+        needed = lambda pilot, known: forecast(pilot, known + residual.known)  # noqa: E731
+        if not drawn.narrow() and not drawn.hopeless() and needed(plain, 0.0) > PAYS * FIRST_LOT:
+            most = min(self.budget // (3 * residual.price), self.left() // residual.price - FIRST_LOT)
+            rem.deflate_with(z, plain, Lanczos(residual.operator, self.generator(1)), needed, most)
+            if rem.rank:
+                drawn = Drawn(target, residual.known + rem.known)
+        drawn = draw_until(drawn, rem.forms)
+        return self.made(drawn, name, f"{used}Hutchinson on the rest of the Hessian{self.after()}")
+
+    def made(self, drawn: Drawn, name: str, used: str) -> Estimate:
+        dtype = dtype_name(self.operator.dtype)
+        return estimate(drawn, name, num_matvecs=self.spent(), seed=self.seed, dtype=dtype, notes=(used, *self.notes))
 
 
-def _forms(z: Tensor, image: Tensor) -> np.ndarray:
-    """The quadratic forms of the rows."""
-    return (z.double() * image.double()).sum(1).cpu().numpy()
+PAYS = 4
+"""First lots of probes from which on deflating the residual of a split is tried."""
+
+
+def _check_method(method: str, known: tuple[str, ...]) -> None:
+    if method not in known:
+        raise ProbeError(f"unknown method {method!r}; there are {', '.join(map(repr, known))}")
 
 
 def _coordinates(operator: Operator, name: str, before: int) -> Estimate:
@@ -197,6 +254,6 @@ def _coordinates(operator: Operator, name: str, before: int) -> Estimate:
         width = min(16, operator.size - start)
         units = torch.zeros(width, operator.size, dtype=operator.dtype, device=operator.device)
         units[torch.arange(width), start + torch.arange(width)] = 1
-        total += float(_forms(units, operator.matvec(units)).sum())
+        total += float((units.double() * operator.matvec(units).double()).sum())
     spent, dtype = operator.products - before, dtype_name(operator.dtype)
     return exact(name, total, num_matvecs=spent, dtype=dtype, notes=("method: one product per coordinate",))

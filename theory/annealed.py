@@ -8,9 +8,10 @@ $$ C_{t+1} = A_t\,C_t\,A_t^* + \eta_t\,w_j\,B_t B_t^*, \qquad
    P_t = \frac1{2n}\sum_j h_j\operatorname{tr} C^{(j)}_{t,xx} , $$
 
 without approximation: no stationarity, no small steps. $w_j$ is the variance of one worker's gradient noise along
-direction j and $\eta_t$ a factor on it. Where the rounds share eigenvectors this is three numbers per mode and
-curvature; otherwise the covariance of all workers is carried for every curvature (a schedule drawn anew at every
-step included: the result is then exact for the rounds that are drawn). Derivation: ours.
+direction j and $\eta_t$ a factor on it; $h_j$ and $w_j$ may themselves change from step to step, as they do where
+they were measured. Where the rounds share eigenvectors this is three numbers per mode and curvature; otherwise the
+covariance of all workers is carried for every curvature (a schedule drawn anew at every step included: the result is
+then exact for the rounds that are drawn). Derivation: ours.
 
 `freezing_time` says how early a run annealed by a cosine stops to forget its flat disagreement.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import pi
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,13 +28,14 @@ from dissensus.theory.errors import MixingError
 from dissensus.theory.modes import (
     Move,
     adapted,
+    adapted_matrix,
     disagreement_eigenvalues,
     joint_spectrum,
     restricted,
     state_space,
     step_map,
 )
-from dissensus.theory.stationary import adapted_matrix, spectrum
+from dissensus.theory.stationary import spectrum
 from dissensus.theory.topology import Topology
 
 
@@ -54,6 +56,13 @@ class _Schedule(NamedTuple):
     noise: np.ndarray
 
 
+class _Field(NamedTuple):
+    """Curvatures and one worker's noise along them at the points in time 0 ... T, (T + 1, J)."""
+
+    curvatures: np.ndarray
+    noise: np.ndarray
+
+
 def trajectory(
     topology: Topology | Any,
     nodes: Any,
@@ -66,36 +75,43 @@ def trajectory(
     *,
     nesterov: bool = False,
     weight_decay: float = 0.0,
+    overflow: Literal["refuse", "inf"] = "refuse",
 ) -> Trajectory:
     """The expected consensus distance and envelope of a run that starts in consensus.
 
     `topology` is a schedule or all n eigenvalues of a symmetric W, `nodes` and `weights` are curvatures and the noise
     variance of one worker along each (the full spectrum, or a quadrature of it). Step t uses `lrs[t]`, `gammas[t]`
-    (`None`: no adaptive consensus, 1) and noise variances `noise_scale[t] * weights` (`None`: constant).
+    (`None`: no adaptive consensus, 1) and noise variances `noise_scale[t] * weights` (`None`: constant). Either of
+    `nodes` and `weights` may have T + 1 rows, one for each point in time (row t is where step t starts; the last row
+    only weighs the last envelope). A disagreement that overflows is refused, or stays infinite (`overflow="inf"`).
     """
     move = Move.of(order, momentum, nesterov=nesterov, weight_decay=weight_decay)
-    h, s2 = spectrum(nodes, weights)
     plan = _schedule(lrs, gammas, noise_scale)
+    field = _field(nodes, weights, len(plan.lr))
     if not isinstance(topology, Topology) or (topology.is_static and topology.is_symmetric):
         lam, n = disagreement_eigenvalues(topology)
-        steps = _by_modes(lam[None], h, s2, plan, move)
+        steps = _by_modes(lam[None], field, plan, move)
     else:
         n = topology.size
         rounds = [restricted(w, where=f"round {t} of {topology.name!r}") for t, w in enumerate(topology.rounds)]
         joint = joint_spectrum(rounds) if rounds else None
         if joint is not None:
-            steps = _by_modes(joint, h, s2, plan, move)
+            steps = _by_modes(joint, field, plan, move)
         else:
-            steps = _by_workers(topology, rounds, h, s2, plan, move)
+            steps = _by_workers(topology, rounds, field, plan, move)
     xi, envelope = np.zeros(len(plan.lr) + 1), np.zeros(len(plan.lr) + 1)
     with np.errstate(over="ignore", invalid="ignore"):
         for t, directions in enumerate(steps):
-            xi[t + 1], envelope[t + 1] = directions.sum() / n, 0.5 * (h @ directions) / n
-            if not np.isfinite(xi[t + 1]):
-                raise MixingError(
-                    f"the disagreement grows beyond all bounds and overflows at step {t} (lr {plan.lr[t]:g}, gamma "
-                    f"{plan.gamma[t]:g}); stationary.stable_learning_rates gives the learning rates that are stable"
-                )
+            xi[t + 1], envelope[t + 1] = directions.sum() / n, 0.5 * (field.curvatures[t + 1] @ directions) / n
+            if np.isfinite(xi[t + 1]):
+                continue
+            if overflow == "inf":
+                xi[t + 1 :] = envelope[t + 1 :] = np.inf
+                break
+            raise MixingError(
+                f"the disagreement grows beyond all bounds and overflows at step {t} (lr {plan.lr[t]:g}, gamma "
+                f"{plan.gamma[t]:g}); stationary.stable_learning_rates gives the learning rates that are stable"
+            )
     return Trajectory(xi, envelope)
 
 
@@ -120,14 +136,14 @@ def freezing_time(p: float, delta: float, steps: float) -> float:
     return float(min(1.0, (power / (2.0 * steps * delta) * (4.0 / pi**2) ** p) ** (1.0 / power)))
 
 
-def _by_modes(lams: np.ndarray, h: np.ndarray, s2: np.ndarray, plan: _Schedule, move: Move) -> Iterator[np.ndarray]:
+def _by_modes(lams: np.ndarray, field: _Field, plan: _Schedule, move: Move) -> Iterator[np.ndarray]:
     """Yields, after every step, the sum over modes of the variance of x along every curvature."""
-    shape = (lams.shape[1], len(h))
+    shape = (lams.shape[1], field.curvatures.shape[1])
     xx, vv = np.zeros(shape), np.zeros(shape)
     xv = np.zeros(shape, dtype=lams.dtype)
     for t, (lr, gamma, scale) in enumerate(zip(*plan, strict=True)):
-        a = step_map(adapted(lams[t % len(lams)], gamma)[:, None], 1.0, h, lr, move)
-        q = scale * s2
+        a = step_map(adapted(lams[t % len(lams)], gamma)[:, None], 1.0, field.curvatures[t], lr, move)
+        q = scale * field.noise[t]
         if move.momentum == 0.0:
             xx = _square(a.a11) * xx + _square(a.b1) * q
         else:
@@ -144,18 +160,36 @@ def _by_modes(lams: np.ndarray, h: np.ndarray, s2: np.ndarray, plan: _Schedule, 
 
 
 def _by_workers(
-    topology: Topology, rounds: list[np.ndarray], h: np.ndarray, s2: np.ndarray, plan: _Schedule, move: Move
+    topology: Topology, rounds: list[np.ndarray], field: _Field, plan: _Schedule, move: Move
 ) -> Iterator[np.ndarray]:
     """The same by the covariance of all workers' disagreement, one (n-1 or 2(n-1)) square per curvature."""
     m = topology.size - 1
     states = m if move.momentum == 0.0 else 2 * m
-    covariance = np.zeros((len(h), states, states))
+    covariance = np.zeros((field.curvatures.shape[1], states, states))
     for t, (lr, gamma, scale) in enumerate(zip(*plan, strict=True)):
         mix = rounds[t % len(rounds)] if rounds else restricted(topology[t], where=f"step {t} of {topology.name!r}")
-        a, b = state_space(adapted_matrix(mix, gamma), h, lr, move)
-        fresh = (scale * s2)[:, None, None] * (b @ np.swapaxes(b, -1, -2))
+        a, b = state_space(adapted_matrix(mix, gamma), field.curvatures[t], lr, move)
+        fresh = (scale * field.noise[t])[:, None, None] * (b @ np.swapaxes(b, -1, -2))
         covariance = a @ covariance @ np.swapaxes(a, -1, -2) + fresh
         yield np.trace(covariance[:, :m, :m], axis1=-2, axis2=-1)
+
+
+def _field(nodes: Any, weights: Any, steps: int) -> _Field:
+    """Curvatures and noise with one row per point in time, checked; what does not change is repeated without a copy."""
+    h, s2 = np.asarray(nodes, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    for name, values in (("nodes", h), ("weights", s2)):
+        if values.ndim == 2 and len(values) != steps + 1:
+            raise MixingError(
+                f"{name} that change in time need {steps + 1} rows, one before each of the {steps} steps and one after "
+                f"the last, got {len(values)}"
+            )
+    if h.ndim < 2 and s2.ndim < 2:
+        h, s2 = spectrum(h, s2)
+    else:
+        shape = np.broadcast_shapes(h.shape, s2.shape)
+        h, s2 = spectrum(np.broadcast_to(h, shape).ravel(), np.broadcast_to(s2, shape).ravel())
+        h, s2 = h.reshape(shape), s2.reshape(shape)
+    return _Field(*(np.broadcast_to(part, (steps + 1, np.size(part, -1))) for part in (h, s2)))
 
 
 def _square(a: Any) -> Any:

@@ -104,6 +104,11 @@ def adapted(eigenvalues: Any, gamma: Any) -> Any:
     return 1.0 - gamma * (1.0 - eigenvalues)
 
 
+def adapted_matrix(mix: np.ndarray, gamma: float) -> np.ndarray:
+    r"""$(1-\gamma) I + \gamma W$ for a matrix restricted to the disagreement."""
+    return (1.0 - gamma) * np.eye(mix.shape[-1]) + gamma * mix
+
+
 def restricted(w: MixingMatrix, *, where: str = "the topology") -> np.ndarray:
     r"""$V^\top W V$ for an orthonormal basis V of the disagreement (the vectors of sum zero), (n-1) x (n-1).
 
@@ -114,11 +119,15 @@ def restricted(w: MixingMatrix, *, where: str = "the topology") -> np.ndarray:
             f"{where} is only column stochastic: consensus is not kept, so the disagreement does not evolve by itself; "
             "use doubly (or row) stochastic weights, or de-bias as push-sum does"
         )
-    n = w.size
+    v = disagreement_basis(w.size)
+    return v.T @ (w.weights @ v)
+
+
+def disagreement_basis(n: int) -> np.ndarray:
+    """V, n x (n-1): orthonormal columns, each of sum zero."""
     u = np.full(n, n**-0.5)  # a Householder reflection that takes 1/sqrt(n) to the first axis; V is what is left of it
     u[0] += 1.0
-    v = (np.eye(n) - np.outer(u, u) / u[0])[:, 1:]
-    return v.T @ (w.weights @ v)
+    return (np.eye(n) - np.outer(u, u) / u[0])[:, 1:]
 
 
 def joint_spectrum(rounds: Sequence[np.ndarray]) -> np.ndarray | None:

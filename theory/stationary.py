@@ -6,6 +6,9 @@ $$ \Xi = \operatorname{tr}\Sigma = \frac1n\sum_{k\ge2}\sum_j S(\lambda_k,h_j), \
    P = \tfrac12\operatorname{tr}(H\Sigma) = \mathbb{E}\Big[\frac1n\sum_i L(x_i) - L(\bar x)\Big], \qquad
    A = \frac{\operatorname{tr}(H\Sigma)}{\operatorname{tr}\Sigma} . $$
 
+Beside the envelope P stands the excess risk of the mean, $R = \tfrac12\operatorname{tr}(H\operatorname{Cov}\bar x)$,
+which knows nothing of W or gamma; P/R is at most n - 1, what independent workers have.
+
 `predict` takes the closed form of `variance` where the rounds are static and symmetric, 2 x 2 Lyapunov equations per
 mode where they share eigenvectors (directed rings, exponential graphs, XOR matchings), and the periodic Lyapunov
 equation of all workers per curvature otherwise. Only the diagonal of the noise covariance in the eigenbasis of H
@@ -25,6 +28,7 @@ from dissensus.theory.errors import MixingError
 from dissensus.theory.modes import (
     Move,
     adapted,
+    adapted_matrix,
     disagreement_eigenvalues,
     joint_spectrum,
     restricted,
@@ -37,6 +41,7 @@ __all__ = [
     "Modes",
     "Stationary",
     "diagonal",
+    "mean_excess",
     "predict",
     "relaxation",
     "stable",
@@ -81,11 +86,19 @@ class Stationary:
     r"""$\operatorname{tr}(H\Sigma)/\operatorname{tr}\Sigma$; `None` where there is no disagreement."""
     normalised_alignment: float | None
     """`alignment` over the mean curvature: 1 if the disagreement does not care about curvature."""
+    excess: float | None
+    r"""$\tfrac12\operatorname{tr}(H\operatorname{Cov}\bar x)$, what noise costs the mean of the workers; `None` where
+    the mean has no stationary state of its own (negative curvature, rounds that are not doubly stochastic)."""
     phases: tuple[float, ...]
     """The consensus distance just before each round of the period."""
     directions: np.ndarray = field(repr=False)
     r"""The diagonal of $\Sigma$ in the eigenbasis of H, one number per curvature."""
     modes: Modes = field(repr=False)
+
+    @property
+    def ratio(self) -> float | None:
+        """`envelope` over `excess`: the penalty of disagreement in units of the noise floor of SGD."""
+        return self.envelope / self.excess if self.excess else None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain numbers and lists, for JSON."""
@@ -94,6 +107,8 @@ class Stationary:
             "envelope": self.envelope,
             "alignment": self.alignment,
             "normalised_alignment": self.normalised_alignment,
+            "excess": self.excess,
+            "ratio": self.ratio,
             "phases": list(self.phases),
             "modes": self.modes.rows(),
         }
@@ -135,7 +150,20 @@ def predict(
     level = float(h.mean()) if mean_curvature is None else mean_curvature
     alignment = weighted / total if total > 0.0 else None
     normalised = None if alignment is None or level == 0.0 else alignment / level
-    return Stationary(total, 0.5 * weighted, alignment, normalised, tuple(float(p) for p in phases), directions, modes)
+    doubly = not isinstance(topology, Topology) or topology.promise == "doubly"
+    excess = mean_excess(h, s2, n, lr, move) if doubly else None
+    at = tuple(float(p) for p in phases)
+    return Stationary(total, 0.5 * weighted, alignment, normalised, excess, at, directions, modes)
+
+
+def mean_excess(h: np.ndarray, s2: np.ndarray, n: int, lr: float, move: Move) -> float | None:
+    """The stationary excess risk of the mean of n workers; along flat directions it drifts, at no cost."""
+    if (h < 0).any() or lr == 0.0:
+        return 0.0 if lr == 0.0 else None
+    curved = h > 0
+    settings = (lr, move.momentum, 1.0, move.order, move.nesterov)
+    spread = variance(1.0, h[curved], *settings, s2[curved] / n, move.weight_decay)
+    return 0.5 * float(h[curved] @ spread)
 
 
 def diagonal(hessian: np.ndarray, noise_covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -220,11 +248,6 @@ def _by_lyapunov(
         mean = covariance.mean(axis=0)
         tables.append(mean[..., 0, 0].real if joint is not None else np.linalg.eigvalsh(mean[0])[:, ::-1].T)
     return Modes(None, h, np.concatenate(tables, axis=1)), phases, n
-
-
-def adapted_matrix(mix: np.ndarray, gamma: float) -> np.ndarray:
-    r"""$(1-\gamma) I + \gamma W$ for a matrix restricted to the disagreement."""
-    return (1.0 - gamma) * np.eye(mix.shape[-1]) + gamma * mix
 
 
 def _covariances(mixes: list[np.ndarray], h: np.ndarray, s2: np.ndarray, lr: float, move: Move) -> np.ndarray:

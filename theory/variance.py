@@ -52,7 +52,7 @@ def variance(
 
     `lam = 1` is the mean of the workers if `noise` is the variance of the mean's noise, s^2/n.
     """
-    f = _factors(lam, h, lr, gamma, Move.of(order, momentum, nesterov=nesterov, weight_decay=weight_decay))
+    f = factors(lam, h, lr, gamma, Move.of(order, momentum, nesterov=nesterov, weight_decay=weight_decay))
     good = (f.turn > 0) & (f.slow > 0) & (f.fast > 0)
     below = np.where(good, f.turn * f.slow * f.fast, 1.0)
     return np.where(good, f.gain * np.asarray(noise, dtype=np.float64) * f.numerator / below, np.inf)
@@ -69,7 +69,7 @@ def stable(
     weight_decay: float = 0.0,
 ) -> np.ndarray:
     """Whether modes are stable: the spectral radius of their step map is below one."""
-    f = _factors(lam, h, lr, gamma, Move.of(order, momentum, nesterov=nesterov, weight_decay=weight_decay))
+    f = factors(lam, h, lr, gamma, Move.of(order, momentum, nesterov=nesterov, weight_decay=weight_decay))
     return (f.turn > 0) & (f.slow > 0) & (f.fast > 0)
 
 
@@ -85,7 +85,7 @@ def stable_learning_rates(
     """The open interval (low, high) of learning rates at which modes are stable; (inf, 0) where there is none."""
     move = Move.of(order, momentum, nesterov=nesterov, weight_decay=weight_decay)
     # the factors are affine in the learning rate: read off their value at 0 and their slope
-    at_zero, at_one = _factors(lam, h, 0.0, gamma, move), _factors(lam, h, 1.0, gamma, move)
+    at_zero, at_one = factors(lam, h, 0.0, gamma, move), factors(lam, h, 1.0, gamma, move)
     low, high = np.zeros(np.shape(at_one.slow)), np.full(np.shape(at_one.slow), np.inf)
     for start, end in zip(at_zero[2:], at_one[2:], strict=True):
         slope = end - start
@@ -96,6 +96,29 @@ def stable_learning_rates(
         high = np.where((slope == 0) & (start <= 0), 0.0, high)
     none = ~(low < high)
     return np.where(none, np.inf, low + 0.0), np.where(none, 0.0, high)
+
+
+def bias(
+    lam: Any,
+    h: Any,
+    lr: Any,
+    momentum: float = 0.0,
+    gamma: Any = 1.0,
+    order: str = "awc",
+    pull: Any = 1.0,
+    weight_decay: float = 0.0,
+) -> np.ndarray:
+    r"""Where a mode comes to rest under a constant force b in its gradient, $g = h\,y + \omega z - b$.
+
+    $e = c\,b\,/\,[(1-\beta)(1-\mu)+\kappa]$: heterogeneous workers, whose gradients differ by b at the same point, stay
+    apart by this much. Heavy ball and Nesterov rest at the same point. Infinity (with the sign of `pull`) without
+    damping, whether the point attracts is for `stable` to say.
+    """
+    f = factors(lam, h, lr, gamma, Move.of(order, momentum, weight_decay=weight_decay))
+    mu = adapted(np.asarray(lam, dtype=np.float64), gamma)
+    force = np.asarray(pull, dtype=np.float64) * lr * (mu if str(order).lower() == "atc" else 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(force == 0.0, 0.0, force / f.slow)
 
 
 def relaxation(
@@ -113,7 +136,7 @@ def relaxation(
     Infinity where a mode does not forget. The stationary law describes a run only if this is short against the time
     over which lr and gamma change.
     """
-    f = _factors(lam, h, lr, gamma, Move.of(order, momentum, nesterov=nesterov, weight_decay=weight_decay))
+    f = factors(lam, h, lr, gamma, Move.of(order, momentum, nesterov=nesterov, weight_decay=weight_decay))
     phi1, minus_phi2 = 0.5 * (f.fast - f.slow), 1.0 - f.turn
     root = np.sqrt(np.asarray(phi1**2 - 4.0 * minus_phi2, dtype=np.complex128))
     radius = np.maximum(np.abs(phi1 + root), np.abs(phi1 - root)) / 2.0
@@ -121,7 +144,8 @@ def relaxation(
         return np.where(radius < 1.0, -1.0 / np.log(np.minimum(radius, 1.0)), np.inf)
 
 
-def _factors(lam: Any, h: Any, lr: Any, gamma: Any, move: Move) -> Factors:
+def factors(lam: Any, h: Any, lr: Any, gamma: Any, move: Move) -> Factors:
+    """The parts of the closed form, for whoever needs them one by one; everything broadcasts."""
     lam, h, lr, gamma = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (lam, h, lr, gamma)))
     beta, nesterov = move.momentum, float(move.nesterov)
     mu, gap = adapted(lam, gamma), gamma * (1.0 - lam)

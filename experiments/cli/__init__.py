@@ -17,7 +17,8 @@ VERBS: dict[str, str] = {
     "demo": "train, probe and report: the whole thread on real data in under two minutes",
     "simulate": "train n workers in this process: a configuration file, or exact quadratics (--problem)",
     "topology": "who mixes with whom: validity, spectrum, contraction, traffic",
-    "theory": "what theory predicts: the stationary disagreement",
+    "theory": "what theory says: stationary disagreement, exponents, bounds, certificates, the ledger of tightness",
+    "probe": "curvature and disagreement of a finished run, a file of weights, or a model",
     "study": "arms x seeds from a configuration file, with paired statistics",
     "report": "rebuild the report of a finished run directory",
     "bench": "speed, as ratios against a peer or a physical limit in the same run",
@@ -26,10 +27,6 @@ VERBS: dict[str, str] = {
 
 UNBUILT: dict[str, tuple[str, str]] = {
     "train": ("the same configuration on many processes (torchrun)", "`dissensus simulate` runs it in one process"),
-    "probe": (
-        "curvature and disagreement of a checkpoint",
-        "the functions of `dissensus.probes` measure them in Python",
-    ),
     "plan": (
         "when decentralization pays: the runtime model",
         "`dissensus topology --compare` ranks by contraction and traffic",
@@ -94,12 +91,28 @@ def _run(arguments: list[str]) -> int:
     if verb not in VERBS:
         raise UsageError(f"unknown verb {verb!r}{nearest(verb, [*VERBS, *UNBUILT])}")
     module = importlib.import_module(f"dissensus.experiments.cli.{verb}")
-    parser = Parser(prog=f"dissensus {verb}", description=f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}.")
+    summary, parts = VERBS[verb], getattr(module, "PARTS", None)
+    if parts is not None:
+        if not rest or rest[0] in ("-h", "--help"):
+            print(_parts(verb, parts))
+            return 0
+        part, rest = rest[0], rest[1:]
+        if part not in parts:
+            raise UsageError(f"{verb}: unknown part {part!r}{nearest(part, parts)}")
+        module, summary, verb = importlib.import_module(f"{module.__name__}.{part}"), parts[part], f"{verb} {part}"
+    parser = Parser(prog=f"dissensus {verb}", description=f"{summary[0].upper()}{summary[1:]}.")
     module.configure(parser)
     try:
         return module.run(parser.read(rest))
     except DissensusError as error:
         raise UsageError(f"{verb}: {error}") from None
+
+
+def _parts(verb: str, parts: dict[str, str]) -> str:
+    width = max(map(len, parts))
+    lines = [f"usage: dissensus {verb} PART [options]", "", f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}.", ""]
+    lines += [f"  {part:<{width}}  {summary}" for part, summary in parts.items()]
+    return "\n".join([*lines, "", f"`dissensus {verb} PART --help` tells the rest."])
 
 
 def _overview() -> str:

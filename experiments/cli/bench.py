@@ -14,7 +14,7 @@ PARTS_OF_OURS = ("gradients", "mixing", "move", "rest")
 
 def configure(parser: Parser) -> None:
     """The options of the verb."""
-    parser.add_argument("what", choices=["theory", "simulate"], help="which benchmark")
+    parser.add_argument("what", choices=["theory", "simulate", "probes"], help="which benchmark")
     parser.add_argument(
         "--scale", choices=["small", "full"], default="small", help="full takes minutes: more workers, larger sizes"
     )
@@ -22,7 +22,8 @@ def configure(parser: Parser) -> None:
         "--only",
         metavar="PART[,PART]",
         type=lambda text: text.split(","),
-        help="of simulate: only some of limit, processes, loop, memory",
+        help="of simulate: only some of limit, processes, loop, memory; "
+        "of probes: of products, trace, eigenvalues, end-to-end, coverage",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
@@ -33,8 +34,15 @@ def run(args: argparse.Namespace) -> int:
         from dissensus.experiments.bench.simulate import PARTS, bench_simulate
 
         result, show = bench_simulate(args.scale, parts=args.only or PARTS), _show_simulation
+    elif args.what == "probes":
+        from dissensus.experiments.bench.probes import PARTS as PROBE_PARTS
+        from dissensus.experiments.bench.probes import bench_probes
+
+        result, show = bench_probes(args.scale, parts=args.only or tuple(PROBE_PARTS)), _show_probes
     elif args.only:
-        raise ConfigError(f"--only {','.join(args.only)} is for `bench simulate`; `bench {args.what}` has no parts")
+        raise ConfigError(
+            f"--only {','.join(args.only)} is for `bench simulate`; `bench {args.what}` has no parts"
+        )
     else:
         from dissensus.experiments.bench.theory import bench_theory
 
@@ -59,6 +67,43 @@ def _show_simulation(result: dict[str, Any]) -> None:
     for part, show in shows.items():
         if part in rows:
             show(rows[part])
+
+
+def _show_probes(result: dict[str, Any]) -> None:
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        rows.setdefault(row["part"], []).append(row)
+    for part, some in rows.items():
+        _show_products(some) if part == "products" else _show_plainly(part, some)
+    for part, reason in result["skipped"].items():
+        print(f"{part}: skipped, {reason}")
+
+
+def _show_products(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        ratio = "no peer is installed" if row["ratio"] is None else f"{row['ratio']:.2f} of {row['fastest_peer']}"
+        print_table(
+            f"{row['case']}, {row['parameters']} parameters, blocks of {row['block']}: {row['route']}, {ratio}",
+            ["who", "gradients a vector", "ms", "setup in gradients", "with setup shared", "error"],
+            [
+                [
+                    name,
+                    _short(row["gradients"][name]),
+                    _ms(row["seconds"][name]),
+                    _short(row["setup_gradients"].get(name)),
+                    _short(row["gradients_with_setup_shared"].get(name)),
+                    _short(row["relative_error"].get(name)),
+                ]
+                for name in row["gradients"]
+            ],
+        )
+
+
+def _show_plainly(part: str, rows: list[dict[str, Any]]) -> None:
+    """Every number and word of the rows, as they are."""
+    columns = [key for key, value in rows[0].items() if key != "part" and not isinstance(value, (dict, list))]
+    cells = [[_short(v) if isinstance(v, float) else v for v in (row.get(c) for c in columns)] for row in rows]
+    print_table(part, columns, cells)
 
 
 def _show_limits(rows: list[dict[str, Any]]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dissensus.experiments.cli import UNBUILT, VERBS, main
+from dissensus.experiments.cli.theory import PARTS
 
 KEYS = {
     "name",
@@ -47,12 +48,31 @@ def refused(capsys: pytest.CaptureFixture, *line: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "theory"])
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])
     assert left.value.code == 0
     assert f"dissensus {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_of_the_theory_explains_itself(part: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["theory", part, "--help"])
+    assert left.value.code == 0
+    assert f"dissensus theory {part}" in capsys.readouterr().out
+
+
+def test_the_verb_theory_lists_its_parts(capsys: pytest.CaptureFixture) -> None:
+    for line in (["theory"], ["theory", "--help"]):
+        assert main(line) == 0
+        told = capsys.readouterr().out
+        assert all(summary in told for summary in PARTS.values())
+
+
+def test_an_unknown_part_names_the_nearest(capsys: pytest.CaptureFixture) -> None:
+    assert "unknown part 'stationery'; did you mean 'stationary'?" in refused(capsys, "theory", "stationery")
 
 
 @pytest.mark.parametrize("verb", UNBUILT)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dissensus.probes import Curvature, ProbeError, fastest_block
-from dissensus.probes.routes import ROUTES, Built
+from dissensus.probes.batch_sum import Built
+from dissensus.probes.routes import ROUTES
 
 
 def looped_hessian(model, loss, batches, mode):
@@ -120,8 +121,9 @@ def test_one_parameter():
 
 
 def test_batches_beyond_the_memory_are_built_again_each_time(mlp):
-    kept, streamed = Curvature(*mlp), Curvature(*mlp, cache_bytes=0)
-    assert torch.equal(kept.dense(), streamed.dense())
+    kept, streamed = Curvature(*mlp), Curvature(*mlp, memory=0)
+    torch.testing.assert_close(kept.dense(), streamed.dense(), rtol=1e-12, atol=1e-14)
+    assert (kept.route, streamed.route) == ("recorded", "recorded")
     assert len(kept._kept) == 2
     assert len(streamed._kept) == 0
 
@@ -186,7 +188,7 @@ def test_buffers_that_count_do_not_count_for_us():
 
 
 def test_a_traced_program_that_is_wrong_is_left(mlp, monkeypatch):
-    truth = Curvature(*mlp).dense()
+    truth = Curvature(*mlp, route="double-backward").dense()
     honest = ROUTES["linearized"]
 
     def wrong(landscape, index):
@@ -248,7 +250,10 @@ REFUSED = [
     ),
     ({"loss": noisy}, r"on the same batch: it draws random numbers of its own; give it fixed data"),
     ({"block": 0}, r"block must be at least 1, got 0"),
-    ({"route": "reverse"}, r"unknown route 'reverse'; there are double-backward, linearized, forward-over-reverse"),
+    (
+        {"route": "reverse"},
+        r"unknown route 'reverse'; there are double-backward, recorded, linearized, forward-over-reverse, auto, ",
+    ),
 ]
 
 

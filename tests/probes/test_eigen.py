@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from dissensus.probes import Curvature, Matrix, ProbeError, top_eigenvalues
+from dissensus.probes.gauss_newton import GaussNewton
 from dissensus.probes.krylov import Krylov, gaussian, quadrature, ritz
+from dissensus.probes.thick_restart import ThickRestart
 
 
 @pytest.fixture
@@ -138,10 +141,79 @@ def test_quadrature_is_exact_up_to_degree_two_m_minus_one(mixed, steps):
 
 
 def test_ritz_of_one_step():
-    import numpy as np
-
     found = ritz(np.array([2.0]), np.array([0.5]))
     assert (found.values.tolist(), found.residuals.tolist()) == ([2.0], [0.5])
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
+@pytest.mark.parametrize("room", [7, 9, 14, 30])
+def test_a_restarted_basis_finds_the_same(mixed, which, room):
+    op, _ = mixed
+    free = top_eigenvalues(op, 4, tol=1e-7, which=which, seed=3)
+    kept = top_eigenvalues(op, 4, tol=1e-7, which=which, seed=3, max_basis=room, max_matvecs=2000)
+    assert all(pair.converged for pair in kept)
+    assert [p.value for p in kept] == pytest.approx([p.value for p in free], rel=1e-9)
+    for a, b in zip(free, kept, strict=True):
+        assert abs(float(a.vector @ b.vector)) == pytest.approx(1, abs=1e-9)
+        assert float((op.matvec(b.vector) - b.value * b.vector).norm()) <= b.residual * 1.001 + 1e-10
+    assert kept[0].num_matvecs >= free[0].num_matvecs
+
+
+def test_the_restarted_space_obeys_its_recurrence(mixed):
+    """T = QHQ' and HQ' - Q'T is one vector times the last row, restart after restart."""
+    op, _ = mixed
+    space = ThickRestart(op, gaussian(torch.Generator().manual_seed(1), op), 10)
+    for _ in range(40):
+        space.extend()
+        found = space.ritz()
+        q = space.basis
+        torch.testing.assert_close(q @ q.T, torch.eye(len(q), dtype=torch.float64), rtol=0, atol=1e-12)
+        vectors = space.vectors(found, np.arange(len(q)))
+        rest = op.matvec(vectors) - torch.as_tensor(found.values)[:, None] * vectors
+        np.testing.assert_allclose(rest.norm(dim=1).numpy(), found.residuals, atol=1e-10)
+        space.make_room(lambda v: -v, 2)
+    assert space.restarts >= 7
+    assert len(space._rows) == 10
+
+
+def test_memory_bounds_the_basis(mixed):
+    op, values = mixed
+    pairs = top_eigenvalues(op, 2, tol=1e-5, memory=8 * 66 * 8, max_matvecs=500)
+    assert [p.value for p in pairs] == pytest.approx(values[:2].tolist(), rel=1e-5)
+    with pytest.raises(ProbeError, match=r"memory=1000 bytes hold 1 vectors, 2 eigenpairs need 5: allow 2640 bytes"):
+        top_eigenvalues(op, 2, memory=1000)
+    with pytest.raises(ProbeError, match=r"max_basis=3 is too small for 2 eigenpairs; allow at least 5 vectors"):
+        top_eigenvalues(op, 2, max_basis=3)
+
+
+def test_a_repeated_eigenvalue_in_a_small_basis(spectrum):
+    op = Matrix(spectrum(torch.cat([torch.tensor([5.0, 5, 5, 2, 1.6, 1.2]), torch.linspace(0, 0.3, 60)])))
+    pairs = top_eigenvalues(op, 4, tol=1e-6, max_basis=8, max_matvecs=1000)
+    assert [pair.value for pair in pairs] == pytest.approx([5, 5, 5, 2], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "matrix", [torch.zeros(12, 12), torch.eye(12), torch.diag(torch.tensor([2.0] * 6 + [1.0] * 6))]
+)
+def test_small_bases_that_close(matrix):
+    pairs = top_eigenvalues(Matrix(matrix.double()), 3, max_basis=6, max_matvecs=300)
+    assert [pair.value for pair in pairs] == pytest.approx([float(matrix[0, 0])] * 3, abs=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_float32_at_its_ends(spectrum, scale):
+    values = torch.cat([torch.tensor([9.0, 7]), torch.linspace(-0.3, 0.8, 30)])
+    pairs = top_eigenvalues(Matrix((spectrum(values) * scale).float()), 2)
+    assert [p.value / scale for p in pairs] == pytest.approx([9, 7], rel=1e-5)
+
+
+def test_gauss_newton_has_no_negative_eigenvalues(mlp):
+    op = GaussNewton(*mlp)
+    truth = torch.linalg.eigvalsh(op.dense()).flip(0)
+    pairs = top_eigenvalues(op, 3, tol=1e-8)
+    assert [pair.value for pair in pairs] == pytest.approx(truth[:3].tolist(), rel=1e-8)
+    (bottom,) = top_eigenvalues(op, 1, which="smallest", tol=1e-8)
+    assert abs(bottom.value) <= bottom.residual + 1e-12
 
 
 def test_nonsense_is_refused(mixed):

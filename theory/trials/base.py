@@ -74,6 +74,8 @@ class Trial:
     """The bound's dataclass of facts; assumptions hold unless the trial is about their failure."""
     measured: float
     """The quantity that the bound speaks of, from first principles."""
+    rounding: float = 0.0
+    """The absolute error of `measured` in float64, where it may be zero: as much is forgiven, no more."""
     certified: float | None = None
     """The exact worst case over all functions, where a certificate was computed for this problem."""
 

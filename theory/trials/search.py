@@ -66,7 +66,10 @@ class Tightest:
 def measure(bound: Bound[Any], drawn: Trial) -> float | None:
     """The slack of one trial; None where the bound does not apply."""
     answer = bound.value(drawn.problem)
-    return slack(bound, answer.value, drawn.measured) if answer.applies else None
+    if not answer.applies:
+        return None
+    forgiven = {"upper": -drawn.rounding, "lower": drawn.rounding, "equal": 0.0}[bound.kind]
+    return slack(bound, answer.value, max(drawn.measured + forgiven, 0.0) if forgiven else drawn.measured)
 
 
 def search(bound: Bound[Any], family: Family, *, tries: int = 200, seed: int = 0) -> Tightest:

@@ -80,9 +80,12 @@ def _describe(bound: Bound[Any], as_json: bool) -> None:
         print_json({"bound": bound.name, "kind": bound.kind, **_about(bound)})
         return
     about = _about(bound)
-    about["facts"] = [_flag(k) if d is ... else f"{_flag(k)} (default {shown(d)})" for k, d in bound.facts().items()]
-    rows = [[key, "\n".join(value) if isinstance(value, list) else value] for key, value in about.items()]
-    print_table(bound.name, ["", ""], rows)
+    del about["facts"]
+    about["needs"] = [_flag(k) if d is ... else f"{_flag(k)} (default {shown(d)})" for k, d in bound.facts().items()]
+    print(bound.name)
+    for key, value in about.items():
+        first, *rest = value if isinstance(value, list) else [value or "unknown"]
+        print(f"  {key:<12}{first}", *(f"{'':14}{more}" for more in rest), sep="\n")
 
 
 def _flag(key: str) -> str:

@@ -1,0 +1,58 @@
+"""Kept autograd graphs: passing vectors and blocks back through them, and what they hold in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Pullback:
+    """Rows v -> rows v^T dy/dx through a kept graph; x may be several tensors, whose rows are then joined flat."""
+
+    def __init__(self, y: Tensor, x: Tensor | Sequence[Tensor]) -> None:
+        self._y, self._x = y, [x] if isinstance(x, Tensor) else list(x)
+        self._together = True
+
+    def __call__(self, block: Tensor) -> Tensor:
+        """The block (k, len y) pulled back to (k, len x): in one batched pass where the graph allows it."""
+        if self._together and len(block) > 1:
+            try:
+                return self._joined(self._back(block, batched=True), len(block))
+            except RuntimeError:  # a backward that cannot be batched
+                self._together = False
+        return torch.cat([self._joined(self._back(v, batched=False), 1) for v in block])
+
+    def _back(self, v: Tensor, *, batched: bool) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(
+            self._y, self._x, v, retain_graph=True, is_grads_batched=batched, allow_unused=True, materialize_grads=True
+        )
+
+    def _joined(self, pieces: tuple[Tensor, ...], count: int) -> Tensor:
+        rows = [piece.detach().reshape(count, -1) for piece in pieces]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+
+
+def nodes_behind(*ends: Tensor) -> list[Any]:
+    """All nodes of the graphs behind some tensors."""
+    seen, open_ends = set(), [end.grad_fn for end in ends]
+    while open_ends:
+        node = open_ends.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            open_ends += [parent for parent, _ in node.next_functions]
+    return list(seen)
+
+
+def saved_bytes(*ends: Tensor) -> int:
+    """The bytes of the tensors that the graphs behind some tensors keep, every storage once."""
+    storages = {}
+    for node in nodes_behind(*ends):
+        for name in dir(node):
+            kept = getattr(node, name) if name.startswith("_saved_") or name == "saved_tensors" else None
+            for t in kept if isinstance(kept, (list, tuple)) else [kept]:
+                if isinstance(t, Tensor):
+                    storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+    return sum(storages.values())

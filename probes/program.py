@@ -1,0 +1,243 @@
+r"""The gradient of a batch recorded as a straight program, and its derivative along blocks of vectors.
+
+The gradient $\nabla\ell$ is computed once while every operation below autograd is written down, with what it read and
+made. $Hv$ is the derivative of that program along v: operation after operation, a linear map of tangents whose
+coefficients are the recorded numbers (see `tangents`). So nothing of the gradient is computed again, a block of vectors
+is one more dimension of ordinary tensor operations, and what does not depend on the parameters costs nothing.
+
+It is forward over reverse, with the arithmetic of a double backward, but without autograd's graph, and the operations
+may be merged: where one factor of a product is the same for all vectors, the block is one larger product.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from dissensus.probes.errors import ProbeError
+
+aten = torch.ops.aten
+Tangents = list[Any]
+Push = Callable[[Tangents], Any]
+Key = tuple[Any, ...]
+
+LINEAR_IN: dict[Any, tuple[int, ...]] = {
+    aten.nll_loss_backward.default: (0,),
+    aten.threshold_backward.default: (0,),
+    aten.max_pool2d_with_indices_backward.default: (0,),
+    aten.embedding_dense_backward.default: (0,),
+    aten.native_dropout_backward.default: (0,),
+    **dict.fromkeys(
+        (
+            aten.empty_like.default,
+            aten.zeros_like.default,
+            aten.ones_like.default,
+            aten.full_like.default,
+            aten.new_empty.default,
+            aten.new_zeros.default,
+            aten.new_ones.default,
+            aten.new_full.default,
+            aten.new_empty_strided.default,
+        ),
+        (),
+    ),
+}
+"""Operations that read other arguments only for a shape or a sign."""
+
+_SPELT_OUT = get_decompositions([aten.native_group_norm, aten.native_group_norm_backward])
+"""Operations without a forward derivative, recorded as the arithmetic they stand for."""
+
+
+@dataclass
+class Recorded:
+    """One operation with a moving argument: what it read and made, and the slots of what moves."""
+
+    call: Any
+    args: list[Any]
+    kwargs: dict[str, Any]
+    made: Any
+    into: list[Any]
+    """The slots of the arguments: a number, None for what stands still, a list for a list of tensors."""
+    out: list[int | None]
+
+
+class Program:
+    """The recorded gradient as a map of blocks of vectors (k, d) to blocks of Hessian products."""
+
+    def __init__(
+        self, operations: list[Recorded], start: int, end: int | None, rule: Callable[[Recorded], Push]
+    ) -> None:
+        needed, steps = {end}, []
+        for operation in reversed(operations):
+            if needed.intersection(slot for slot in operation.out if slot is not None):
+                steps.append(operation)
+                needed.update(slot for slot in tree_flatten(operation.into)[0] if slot is not None)
+        steps.reverse()
+        last: dict[int, int] = {}
+        for at, operation in enumerate(steps):
+            last.update({slot: at for slot in tree_flatten(operation.into)[0] if slot is not None})
+        self._start, self._end = start, end
+        self._steps = [
+            (rule(operation), operation.into, operation.out, [slot for slot, when in last.items() if when == at])
+            for at, operation in enumerate(steps)
+        ]
+        self.bytes = _held(steps)
+        """What the recorded numbers take, at most."""
+
+    def __call__(self, block: Tensor) -> Tensor:
+        """The derivative of the gradient along every row."""
+        if self._end is None:
+            return torch.zeros_like(block)
+        values: dict[int, Any] = {self._start: block}
+        for push, into, out, done in self._steps:
+            made = push([_found(values, slot) for slot in into])
+            if len(out) == 1:
+                values[out[0]] = made  # type: ignore[index]
+            else:
+                values.update({slot: t for slot, t in zip(out, made, strict=True) if slot is not None})
+            for slot in done:
+                if slot != self._end:
+                    del values[slot]
+        return values[self._end].reshape(block.shape)
+
+
+def record(gradient: Callable[[Tensor], Tensor], point: Tensor) -> tuple[list[Recorded], int, int | None]:
+    """Runs a gradient and writes down what moves with the point: the operations, first and last slot."""
+    recorder = _Recorder(point)
+    with _NothingHeldBack(), recorder:
+        found = gradient(point)
+    return recorder.operations, 0, recorder.slots.get(_key(found))
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down every operation that reads something that moves."""
+
+    def __init__(self, point: Tensor) -> None:
+        super().__init__()
+        self.operations: list[Recorded] = []
+        self.slots: dict[Key, int] = {_key(point): 0}
+        self._count = 0
+        self._alive: list[Any] = [point]  # an address says what is there as long as nothing is freed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            return self._in_place(func, args, kwargs)
+        if func in _SPELT_OUT and any(self._slot(arg) is not None for arg in args):
+            with self:
+                return _SPELT_OUT[func](*args, **kwargs)
+        made = func(*args, **kwargs)
+        self._alive.append((args, made))
+        self._write(func, args, kwargs, made)
+        return made
+
+    def _write(self, func: Any, args: Any, kwargs: dict[str, Any], made: Any) -> None:
+        reads = LINEAR_IN.get(func)
+        into = [self._slot(arg) if reads is None or i in reads else None for i, arg in enumerate(args)]
+        if all(slot is None for slot in tree_flatten(into, is_leaf=lambda s: s is None)[0]):
+            return
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise ProbeError(f"it draws random numbers: {func}")
+        if any(self._slot(value) is not None for value in kwargs.values()):
+            raise ProbeError(f"it passes a moving tensor by name to {func}")
+        results = list(made) if isinstance(made, (list, tuple)) else [made]
+        out: list[int | None] = []
+        for result in results:
+            moves = isinstance(result, Tensor) and result.is_floating_point() and result.numel() > 0
+            moves = moves and not (func is aten.nll_loss_forward.default and len(out) == 1)  # the sum of weights
+            self._count += moves
+            out.append(self._count if moves else None)
+            if moves:
+                self.slots[_key(result)] = self._count
+        self.operations.append(Recorded(func, list(args), kwargs, made, into, out))
+
+    def _slot(self, arg: Any) -> Any:
+        if isinstance(arg, Tensor):
+            return self.slots.get(_key(arg))
+        if isinstance(arg, (list, tuple)) and any(isinstance(t, Tensor) for t in arg):
+            slots = [self._slot(t) for t in arg]
+            return None if all(slot is None for slot in slots) else slots
+        return None
+
+    def _in_place(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What was read before is copied, and the operation is written down as the one that makes a new tensor."""
+        written = [
+            args[i]
+            for i, argument in enumerate(func._schema.arguments[: len(args)])
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        written += [value for name, value in kwargs.items() if isinstance(value, Tensor) and name.startswith("out")]
+        places = {t.untyped_storage().data_ptr() for t in written if isinstance(t, Tensor)}
+        for operation in self.operations:
+            operation.args = [_copied(arg, places) for arg in operation.args]
+            operation.made = _copied(operation.made, places)
+        moving = any(slot is not None for slot in tree_flatten([self._slot(arg) for arg in args])[0])
+        if not moving:
+            made = func(*args, **kwargs)
+            self._alive.append((args, made))
+            return made
+        name = func._schema.name.split("::")[-1]
+        if not name.endswith("_") or len(written) != 1 or not isinstance(written[0], Tensor):
+            raise ProbeError(f"it writes in place: {func}")
+        target, plain = written[0], getattr(getattr(torch.ops.aten, name[:-1], None), func._overloadname, None)
+        aliases = [key for key in self.slots if key[1] in places and key != _key(target)]
+        if plain is None or aliases:
+            raise ProbeError(f"it writes in place into a part of a tensor: {func}")
+        before = [arg.clone() if arg is target else arg for arg in args]
+        self.slots.update(
+            {_key(b): s for b, a in zip(before, args, strict=True) if (s := self._slot(a)) is not None and b is not a}
+        )
+        made = func(*args, **kwargs)
+        self._alive.append((args, before, made))
+        self._write(plain, before, kwargs, made)
+        return made
+
+
+class _NothingHeldBack(TorchFunctionMode):
+    """Refuses what stops a derivative on purpose: below autograd it looks like any other copy."""
+
+    _STOPS = frozenset(
+        {Tensor.detach, Tensor.detach_, Tensor.data.__get__, torch._C._set_grad_enabled, torch.detach}  # type: ignore[attr-defined]
+    )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._STOPS:
+            raise ProbeError("it holds back a derivative (detach, .data or no_grad)")
+        return func(*args, **(kwargs or {}))
+
+
+def _key(t: Any) -> Key:
+    """Where a tensor lies and how it reads what is there: the same for all that see the same numbers."""
+    return (t.data_ptr(), t.untyped_storage().data_ptr(), t.dtype, tuple(t.shape), t.stride())
+
+
+def _copied(value: Any, places: set[int]) -> Any:
+    if isinstance(value, Tensor):
+        return copy.copy(value).clone() if value.untyped_storage().data_ptr() in places else value
+    if isinstance(value, (list, tuple)):
+        return [_copied(part, places) for part in value]
+    return value
+
+
+def _found(values: dict[int, Any], slot: Any) -> Any:
+    if slot is None:
+        return None
+    return [_found(values, part) for part in slot] if isinstance(slot, list) else values[slot]
+
+
+def _held(steps: Sequence[Recorded]) -> int:
+    storages = {}
+    for step in steps:
+        for t in tree_flatten((step.args, step.made))[0]:
+            if isinstance(t, Tensor):
+                storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+    return 2 * sum(storages.values())  # the coefficients are as many again, at most
