@@ -68,6 +68,7 @@ def test_autograd_sees_the_gradient_of_the_interpolation() -> None:
         model = Point(instance.dimension, torch.float64)
         model.x.data = torch.from_numpy(x[i])
         loss(model, {"worker": torch.tensor(i)}).backward()
+        assert model.x.grad is not None
         np.testing.assert_allclose(model.x.grad.numpy(), expected[i], atol=1e-9)
 
 
@@ -82,10 +83,11 @@ def test_no_quadratic_in_the_engine_exceeds_the_certificate(order: str) -> None:
     largest = 0.0
     for seed in range(15):
         drawn = Problem.draw(4, 3, seed=seed, heterogeneity=1.0, conditioning=4.0)
+        assert drawn.optimum is not None
         start = drawn.optimum + np.array([1.0, 0.0, 0.0])  # distance 1
         problem = Problem(drawn.A, drawn.b, start)
         run = solve(problem, algorithm=algorithm("dsgd", order=order), topology=ring, lr=lr, steps=steps)
-        largest = max(largest, problem.loss(run[-1].mean(axis=0)) - problem.loss(problem.optimum))
+        largest = max(largest, problem.loss(run[-1].mean(axis=0)) - problem.loss(drawn.optimum))
     assert 0.0 < largest <= given.value
 
 

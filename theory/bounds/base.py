@@ -103,10 +103,10 @@ class Bound(Generic[Problem]):
 
 
 _known: dict[str, Bound[Any]] = {}
-Class = TypeVar("Class", bound=type[Bound[Any]])
+Declared = TypeVar("Declared", bound=Bound[Any])
 
 
-def bound(declared: Class) -> Class:
+def bound(declared: type[Declared]) -> type[Declared]:
     """Registers a bound under its name (a class decorator)."""
     if declared.name in _known:
         raise MixingError(f"bound {declared.name!r} is registered twice")

@@ -139,7 +139,7 @@ def _from_topology(bound: Bound[Any], args: argparse.Namespace) -> dict[str, Any
             raise UsageError(
                 f"theory bound: the rounds of {topology.name!r} have no common real eigenvalues; give them"
             )
-        values = sorted(float(v) for v in eigenvalues(topology[0]).real)
+        values = sorted(map(float, eigenvalues(topology[0])))
         known = {"lambda_2": values[-2] if len(values) > 1 else 0.0, "lambda_min": values[0]}
         facts |= {key: value for key, value in known.items() if key in wanted}
     return facts
