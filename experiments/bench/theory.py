@@ -1,4 +1,5 @@
-"""How fast the theory of topologies is: spectral gaps against numpy and networkx, one exchange against a memory copy.
+"""How fast theory is: spectral gaps against numpy and networkx, one exchange against a memory copy, predictions and
+certificates (`theory_predictions`) against other ways to the same numbers.
 
 Every comparison runs its contenders in turn, several times over, in one process: a slow moment of the machine hits all
 of them. Reported are the median, the smallest and the largest time of each, the ratio of every contender to ours (or of
@@ -17,6 +18,7 @@ import torch
 
 from dissensus.algorithms.engines.layout import STRIP
 from dissensus.algorithms.engines.mixing import round_of
+from dissensus.experiments.bench.theory_predictions import bench_predictions
 from dissensus.experiments.bench.timing import interleaved
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.threads import threads
@@ -28,7 +30,7 @@ Scale = Literal["small", "full"]
 
 
 def bench_theory(scale: Scale = "small", *, repeats: int = 9) -> dict[str, Any]:
-    """Measures both capabilities; `full` adds the sizes up to a million workers. A JSON-able dictionary."""
+    """Measures all of it; `full` adds the sizes up to a million workers. A JSON-able dictionary."""
     if scale not in ("small", "full"):
         raise ConfigError(f"scale must be 'small' or 'full', got {scale!r}")
     return {
@@ -36,6 +38,7 @@ def bench_theory(scale: Scale = "small", *, repeats: int = 9) -> dict[str, Any]:
         "repeats": repeats,
         "spectral_gap": [_gap(*case, repeats=repeats) for case in _gap_cases(scale)],
         "exchange": [_exchange(*case, repeats=repeats) for case in _exchange_cases(scale)],
+        "prediction": bench_predictions(scale, repeats),
     }
 
 

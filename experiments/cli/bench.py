@@ -40,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
         result, show = bench_probes(args.scale, parts=args.only or tuple(PROBE_PARTS)), _show_probes
     elif args.only:
-        raise ConfigError(
-            f"--only {','.join(args.only)} is for `bench simulate`; `bench {args.what}` has no parts"
-        )
+        raise ConfigError(f"--only {','.join(args.only)} is for `bench simulate`; `bench {args.what}` has no parts")
     else:
         from dissensus.experiments.bench.theory import bench_theory
 
@@ -57,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
 def _show_theory(result: dict[str, Any]) -> None:
     _show_gaps(result["spectral_gap"])
     _show_exchanges(result["exchange"])
+    _show_predictions(result["prediction"])
 
 
 def _show_simulation(result: dict[str, Any]) -> None:
@@ -212,6 +211,24 @@ def _show_exchanges(rows: list[dict[str, Any]]) -> None:
                 f"{row['ratio_to_best_product']:.2f} ({row['ratio_to_best_product_of_fastest']:.2f})",
                 f"{row['engine_ratio_to_copy' if row['one_peer'] else 'engine_ratio_to_best_product']:.2f}",
                 row["limit"],
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _show_predictions(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        "predictions and certificates: seconds, other ways to the same number, and how far they are apart",
+        ["case", "seconds", "limit", "met", "another way", "times slower", "apart"],
+        [
+            [
+                row["case"],
+                _short(row["seconds"]["ours"]["median"]),
+                *(row[key] for key in ("limit", "met")),
+                ", ".join(row["times_slower_than_ours"]),
+                ", ".join(f"{times:.2f}" for times in row["times_slower_than_ours"].values()),
+                ", ".join(f"{apart:.1e}" for apart in row["relative_difference"].values()),
             ]
             for row in rows
         ],

@@ -33,6 +33,14 @@ def test_exchange_equals_the_sparse_product(small):
         assert case["ratio_to_best_product"] > 0
 
 
+def test_predictions_agree_with_the_other_way(small):
+    cases = [case["case"] for case in small["prediction"]]
+    assert [case.split(",")[0] for case in cases] == ["stationary", "lyapunov", "certificate", "certificate"]
+    for case in small["prediction"]:
+        assert set(case["times_slower_than_ours"]) == set(case["relative_difference"])
+        assert all(apart < 1e-6 for apart in case["relative_difference"].values()), case["case"]
+
+
 def test_output_is_json(small):
     assert json.loads(json.dumps(small))["scale"] == "small"
 

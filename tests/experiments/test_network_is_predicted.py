@@ -1,6 +1,7 @@
 """A real network at a constant learning rate disagrees as much as its measured curvature and gradient noise predict."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_consensus_distance_and_envelope(lr: float, momentum: float, gamma: floa
         operator = Curvature(mean, loss, full)
         trace = float(hessian_trace(operator, rtol=0.05))
         measure = noise_measure(mean, loss, [drawn(BATCH) for _ in range(128)], batches=full, operator=operator)
-    about = {"lr": lr, "momentum": momentum, "gamma": gamma, "mean_curvature": trace / operator.size}
+    about: dict[str, Any] = {"lr": lr, "momentum": momentum, "gamma": gamma, "mean_curvature": trace / operator.size}
     expected = predict(ring, measure.nodes, measure.weights, **about)
     spread = 3 * np.std(distances) / np.sqrt(len(distances) / 4)  # neighbours in time are alike
     assert abs(np.mean(distances) - expected.consensus_distance) < spread + 0.15 * expected.consensus_distance
