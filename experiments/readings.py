@@ -9,7 +9,7 @@ Row = list[Any]
 """Name, value, interval, how it was made, products, whether the asked accuracy was reached."""
 _LEFT_OUT = (
     "nodes", "weights", "axes", "values", "marks", "shares", "spread", "norm_dispersion", "labels", "evaluations",
-    "dimensions", "d", "size", "principal", "vectors", "batch_size", "total",
+    "dimensions", "d", "size", "principal", "vectors", "batch_size", "total", "num_matvecs", "seed", "probes",
 )  # fmt: skip
 """Lists, and the circumstances of a number: for machines and figures."""
 

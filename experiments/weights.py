@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ def stacked(model: nn.Module, found: Several, path: Path) -> tuple[Tensor, dict[
     """The workers' trainable parameters (n, d) and buffers (n, ...) by name."""
     columns = Columns.of(model)
     if isinstance(found, tuple):
-        x, buffers = found
+        x, buffers = cast(tuple[Tensor, One], found)
         if x.dim() != 2 or x.shape[1] != columns.size:
             raise ConfigError(
                 f"{path}: x has shape {tuple(x.shape)}, the model has {columns.size} trainable parameters"
@@ -90,7 +90,7 @@ def stacked(model: nn.Module, found: Several, path: Path) -> tuple[Tensor, dict[
     if not found:
         raise ConfigError(f"{path} is an empty list: one state_dict per worker is expected")
     rows, held = [], []
-    for state in found:
+    for state in cast(Sequence[One], found):
         fill(model, state, path)
         rows.append(columns.flatten(model).clone())
         held.append({key: b.detach().clone() for key, b in model.named_buffers()})

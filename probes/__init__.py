@@ -3,20 +3,29 @@
 if __name__ != "dissensus.probes":
     raise ImportError(f"import dissensus.probes, not {__name__}: the repository folder is not a top-level package")
 
+from dissensus.probes.across_ranks import AcrossRanks
 from dissensus.probes.alignment import Alignment, alignment, captured, covariance_envelope
+from dissensus.probes.attached import Attached
 from dissensus.probes.average_sharpness import average_sharpness
 from dissensus.probes.curvature import Curvature, fastest_block
+from dissensus.probes.density import Density, spectral_density
+from dissensus.probes.diagonal import DiagonalEstimate, hessian_diagonal
 from dissensus.probes.disagreement import Disagreement, by_parameter, consensus_distance
 from dissensus.probes.dispersion import Dispersion, dispersion, norm_dispersion
 from dissensus.probes.eigen import Eigenpair, top_eigenvalues
 from dissensus.probes.envelope import envelope
 from dissensus.probes.errors import ProbeError
 from dissensus.probes.estimate import Estimate
+from dissensus.probes.fisher import Fisher
+from dissensus.probes.frobenius import frobenius_norm
+from dissensus.probes.gauss_newton import GaussNewton
+from dissensus.probes.gauss_newton_trace import gauss_newton_layer_traces, gauss_newton_trace
 from dissensus.probes.heterogeneity import Heterogeneity, heterogeneity
 from dissensus.probes.modes import ModeCurvature, ModeEnergy, by_mode, curvature_by_mode
 from dissensus.probes.noise import NoiseMeasure, noise_measure
-from dissensus.probes.operator import Matrix, Operator
+from dissensus.probes.operator import Difference, Matrix, Operator
 from dissensus.probes.perturbation import Ball, Diagonal, Gaussian, LowRank, Sphere, Workers
+from dissensus.probes.schedule import Epochs, Every, LogSpaced, Never, schedule
 from dissensus.probes.sharpness import sharpness
 from dissensus.probes.slices import Slice, loss_slice, principal_directions, random_directions
 from dissensus.probes.subspace import Angles, disagreement_angles, principal_angles
@@ -24,21 +33,32 @@ from dissensus.probes.trace import hessian_trace, layer_traces
 from dissensus.probes.worst_case import worst_case_sharpness
 
 __all__ = [
+    "AcrossRanks",
     "Alignment",
     "Angles",
+    "Attached",
     "Ball",
     "Curvature",
+    "Density",
     "Diagonal",
+    "DiagonalEstimate",
+    "Difference",
     "Disagreement",
     "Dispersion",
     "Eigenpair",
+    "Epochs",
     "Estimate",
+    "Every",
+    "Fisher",
+    "GaussNewton",
     "Gaussian",
     "Heterogeneity",
+    "LogSpaced",
     "LowRank",
     "Matrix",
     "ModeCurvature",
     "ModeEnergy",
+    "Never",
     "NoiseMeasure",
     "Operator",
     "ProbeError",
@@ -57,6 +77,10 @@ __all__ = [
     "dispersion",
     "envelope",
     "fastest_block",
+    "frobenius_norm",
+    "gauss_newton_layer_traces",
+    "gauss_newton_trace",
+    "hessian_diagonal",
     "hessian_trace",
     "heterogeneity",
     "layer_traces",
@@ -66,7 +90,9 @@ __all__ = [
     "principal_angles",
     "principal_directions",
     "random_directions",
+    "schedule",
     "sharpness",
+    "spectral_density",
     "top_eigenvalues",
     "worst_case_sharpness",
 ]

@@ -6,9 +6,10 @@ worker's, and hands what was found, with its cost in seconds, to `record`. With 
 turn if it would take probing above 15 % of the time since the start, at the cost it had last; what was left out is
 recorded as left out. A look that fails does not end the training: its sentence is recorded in place of a value.
 
-Any layout will do that has `t`, `consensus()` and `worker(i)`. On many ranks every rank attaches the same looks, at the
-same steps, to its share of the data (see `AcrossRanks`); a share of time is then decided by rank 0 for all, or ranks
-would part.
+Any layout will do that has `t` and `consensus()`, and `worker(i)` where single workers are asked for. On many ranks
+every rank attaches the same looks, at the same steps, to its share of the data (see `AcrossRanks`), and enters `after`
+at every step; all then record the same numbers, so it is enough that one of them writes. A share of time is decided by
+the group's first rank for all, or ranks would part: some waiting in a product that others never come to.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import nn
 
@@ -38,10 +39,6 @@ class Watched(Protocol):
 
     def consensus(self) -> AbstractContextManager[nn.Module]:
         """The average of the workers, in place for as long as one looks."""
-        ...
-
-    def worker(self, index: int, /) -> AbstractContextManager[nn.Module]:
-        """A single worker."""
         ...
 
 
@@ -70,6 +67,8 @@ class Attached:
 
     def after(self, engine: Watched, *, final: bool = False) -> list[Line]:
         """Looks if it is due, or at any rate where `final`; returns the lines that were recorded."""
+        if self._which != [None]:
+            _single(engine)
         if not (final or self._when.due(engine.t)):
             return []
         lines = []
@@ -79,7 +78,7 @@ class Attached:
             if not due:
                 continue
             entered = self._clock()
-            with engine.consensus() if which is None else engine.worker(which) as module:
+            with engine.consensus() if which is None else _single(engine)(which) as module:
                 overhead = (self._clock() - entered) / len(due)
                 for name in due:
                     lines += self._look(name, which, module, engine.t, overhead)
@@ -104,6 +103,15 @@ class Attached:
 
     def _left_out(self, name: str, which: int | None, t: int) -> Line:
         return {"step": t, "which": _name(which), "name": name, "value": None, "left_out": "no time left in its share"}
+
+
+def _single(engine: Watched) -> Callable[[int], AbstractContextManager[nn.Module]]:
+    """The engine's view of one worker, or an error that says where there is one."""
+    view = getattr(engine, "worker", None)
+    if not callable(view):
+        what = type(engine).__name__
+        raise ProbeError(f"{what} has no view of a single worker: leave workers out, or train in the stacked engine")
+    return cast(Callable[[int], AbstractContextManager[nn.Module]], view)
 
 
 def _name(which: int | None) -> str:

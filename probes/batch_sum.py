@@ -21,13 +21,18 @@ from dissensus.probes.untouched import undisturbed
 Product = Callable[[Tensor], Tensor]
 
 BATCHED_BELOW = 3_000_000
-"""Samples times parameters below which a product is ruled by dispatch, so that blocks of vectors pay (measured)."""
+"""Samples times parameters below which a product is ruled by dispatch, so that wide blocks pay (measured)."""
 
 CONVOLVED = 4
 """The width of a block where the model convolves: wider ones leave the cache (measured)."""
 
 MEMORY = 1 << 30
 """Bytes for what is kept of batches, and as many again for a block of vectors on its way."""
+
+
+OVERWRITTEN = (
+    "the data of a batch, or a tensor that the model holds, were written over since the first product; hand over copies"
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ class BatchSum:
         reason: why another route was left, or "".
         notes: what a reader has to know of the numbers.
     """
+
+    wide = 1
+    """The default width of a block where products are ruled by arithmetic."""
 
     def __init__(self, landscape: Landscape, block: int | None, memory: int) -> None:
         if block is not None and block < 1:
@@ -97,7 +105,7 @@ class BatchSum:
                 built = self._built(index)
                 width = self._width(built)
                 for start in range(0, len(rows), width):
-                    total[start : start + width].add_(built.product(rows[start : start + width]), alpha=weight)
+                    total[start : start + width].add_(_applied(built, rows[start : start + width]), alpha=weight)
         if not torch.isfinite(total).all():
             raise ProbeError(self._not_finite())
         self._products += len(rows)
@@ -126,7 +134,7 @@ class BatchSum:
         convolves = any(p.dim() > 3 for p in self.landscape.model.parameters())
         if convolves:
             return CONVOLVED
-        return 1 if self.landscape.most_samples * self.landscape.size > BATCHED_BELOW else 16
+        return self.wide if self.landscape.most_samples * self.landscape.size > BATCHED_BELOW else 16
 
     def _not_finite(self) -> str:
         return "a product is not finite at this point"
@@ -149,6 +157,15 @@ class BatchSum:
         else:
             self._room = 0
         return built
+
+
+def _applied(built: Built, rows: Tensor) -> Tensor:
+    try:
+        return built.product(rows)
+    except RuntimeError as failure:
+        if "modified by an inplace operation" in str(failure):
+            raise ProbeError(OVERWRITTEN) from failure
+        raise
 
 
 def fastest_block(operator: BatchSum, sizes: Sequence[int] = (1, 4, 16, 64), repeats: int = 3) -> int:

@@ -39,6 +39,8 @@ __all__ = ["Curvature", "fastest_block"]
 class Curvature(BatchSum):
     """The Hessian of `loss(model, batch)` over weighted batches at the model's point, as a counted operator."""
 
+    wide = 8  # recorded programs merge vectors into larger matrix products; the other routes do not (measured)
+
     def __init__(
         self,
         model: nn.Module,
@@ -66,7 +68,10 @@ class Curvature(BatchSum):
     def _build(self, index: int, *, lasting: bool) -> Built:
         if self.route == AUTO:
             self.route, self.block = fastest(self.landscape, index, self.block if self._given else None)
-        return build(self.landscape, index, self.route, lasting=lasting)
+        built = build(self.landscape, index, self.route, lasting=lasting)
+        if built.route != DEFAULT and not self._given and self.block == self.wide:
+            self.block = 1
+        return built
 
     @property
     def error(self) -> float:

@@ -92,9 +92,9 @@ class Fisher(BatchSum):
         distance, scale = float((mean - truth).norm()), float(truth.norm() + mean.norm())
         if distance > torch.finfo(mean.dtype).eps ** 0.5 * scale:
             raise ProbeError(
-                f"the gradients of the samples of batch {index} do not average to that of the batch: the loss is no mean "
-                "over samples, or samples meet in the model (BatchNorm or dropout in training); use mode='eval' and a "
-                "mean"
+                f"the gradients of the samples of batch {index} do not average to that of the batch: the loss is no "
+                "mean over samples, or samples meet in the model (BatchNorm or dropout in training); use mode='eval' "
+                "and a mean"
             )
 
     def _rows(self, index: int) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ factors add up to the gradient that autograd finds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ MOST_OUTPUTS = 256
 HALVES = 4
 """Random halves of the samples between which nothing may pass."""
 
+Looker = Callable[[int, "Apart"], None]
+
 
 def gauss_newton_trace(operator: GaussNewton, *, most_outputs: int = MOST_OUTPUTS, name: str = "trace") -> Estimate:
     """The exact trace; `num_matvecs` is the number of backward passes through all data, each less than a product."""
@@ -42,9 +45,14 @@ def gauss_newton_trace(operator: GaussNewton, *, most_outputs: int = MOST_OUTPUT
     return _exact(name, sum(layers.values()), operator, passes)
 
 
-def gauss_newton_layer_traces(operator: GaussNewton, *, most_outputs: int = MOST_OUTPUTS) -> dict[str, Estimate]:
-    """The exact trace of the diagonal block of every chosen parameter, all from the passes of one trace."""
-    layers, passes = _measured(operator, most_outputs)
+def gauss_newton_layer_traces(
+    operator: GaussNewton, *, most_outputs: int = MOST_OUTPUTS, look: Looker | None = None
+) -> dict[str, Estimate]:
+    """The exact trace of the diagonal block of every chosen parameter, all from the passes of one trace.
+
+    `look` is shown every batch taken apart, with its number, while its forward pass is there.
+    """
+    layers, passes = _measured(operator, most_outputs, look)
     return {name: _exact(f"trace of {name}", value, operator, passes) for name, value in layers.items()}
 
 
@@ -54,25 +62,27 @@ def _exact(name: str, value: float, operator: GaussNewton, passes: int) -> Estim
 
 
 @undisturbed()
-def _measured(operator: GaussNewton, most: int) -> tuple[dict[str, float], int]:
+def _measured(operator: GaussNewton, most: int, look: Looker | None = None) -> tuple[dict[str, float], int]:
     """The trace of every parameter's block, and the largest number of passes a batch took."""
     landscape = operator.landscape
     totals, passes = dict.fromkeys(landscape.names, 0.0), 0
     for index, weight in enumerate(landscape.weights):
         with landscape.scope():
-            batch = _Batch(operator, index, most)
+            batch = Apart(operator, index, most)
             for name, value in batch.traces().items():
                 totals[name] += weight * value
+            if look is not None:
+                look(index, batch)
         passes = max(passes, batch.passes)
     if not np.isfinite(list(totals.values())).all():
         raise ProbeError("the trace of the Gauss-Newton matrix is not finite: outputs or their loss overflow")
     return totals, passes
 
 
-class _Batch:
+class Apart:
     """One batch, its outputs (samples, outputs each), and the listening forward pass. Lives inside `scope()`."""
 
-    def __init__(self, operator: GaussNewton, index: int, most: int) -> None:
+    def __init__(self, operator: GaussNewton, index: int, most: int = MOST_OUTPUTS) -> None:
         self.landscape, self.index, self.memory = operator.landscape, index, operator._memory
         self.batch = self.landscape.batches[index]
         self.count = samples(index, self.batch)
@@ -103,7 +113,7 @@ class _Batch:
         totals = dict.fromkeys(self.landscape.names, 0.0)
         if not len(vectors):
             return totals
-        known = self._understood()
+        known = self.understood
         taps = [tap for tap in self.taps if tap.weight in known or tap.bias in known]
         if taps:
             for lo, gradients in self._gradients(taps, vectors):
@@ -119,42 +129,33 @@ class _Batch:
 
     def _factors(self) -> tuple[Tensor, Tensor]:
         """Vectors (k, n, outputs) and signs (k, n) with H_n = the sum over k of sign * vector vector^T."""
-        width = self.outputs.shape[1]
-        curve = self._curve()
-        if curve is None:
-            return self.outputs.new_zeros(0, self.count, width), self.outputs.new_zeros(0, self.count)
-        units = torch.eye(width, dtype=self.outputs.dtype, device=self.outputs.device)
-        blocks = curve(units[:, None, :].expand(width, self.count, width)).double()  # rows of all H_n
-        values, q = torch.linalg.eigh((blocks.permute(1, 0, 2) + blocks.permute(1, 2, 0)) / 2)
-        order = values.abs().argsort(dim=1, descending=True)
-        values, q = values.gather(1, order), q.gather(2, order[:, None, :].expand_as(q))
-        largest = values.abs().amax(0)
-        keep = int((largest > torch.finfo(self.outputs.dtype).eps * largest.amax()).sum())
-        vectors = (q * values.abs().sqrt()[:, None, :]).permute(2, 0, 1)[:keep]
-        return vectors.to(self.outputs.dtype), values.sign().T[:keep]
-
-    def _curve(self) -> Callable[[Tensor], Tensor] | None:
-        """Blocks (k, n, outputs) times the Hessian of the loss by the outputs; None where it is zero."""
-        free = self.parts.free
-        slopes = torch.autograd.grad(self.parts.loss, free, create_graph=True, materialize_grads=True)
+        width, dtype = self.outputs.shape[1], self.outputs.dtype
+        slopes = torch.autograd.grad(self.parts.loss, self.parts.free, create_graph=True, materialize_grads=True)
         slope = torch.cat([s.reshape(self.count, -1) for s in slopes], 1)
-        if not slope.requires_grad:
-            return None
-        back = Pullback(slope.reshape(-1), free)
-
-        def curve(block: Tensor) -> Tensor:
-            flat = back(block.reshape(len(block), -1))
-            pieces = flat.split([width * self.count for width in self.widths], 1)
-            return torch.cat([piece.reshape(len(block), self.count, -1) for piece in pieces], 2)
-
+        if not slope.requires_grad:  # the loss is linear in the outputs
+            return self.outputs.new_zeros(0, self.count, width), self.outputs.new_zeros(0, self.count)
         half, vectors = self._halves()
-        for inside, image in zip(half, curve(vectors), strict=True):
+        units = torch.eye(width, dtype=dtype, device=self.outputs.device)[:, None, :].expand(width, self.count, width)
+        flat = Pullback(slope.reshape(-1), self.parts.free)(torch.cat([units, vectors]).flatten(1))
+        pieces = [
+            piece.reshape(len(flat), self.count, -1) for piece in flat.split([w * self.count for w in self.widths], 1)
+        ]
+        images = torch.cat(pieces, 2)
+        for inside, image in zip(half, images[width:], strict=True):
             if image[~inside].any():
                 raise ProbeError(
                     f"the loss of batch {self.index} has curvature between samples, so its trace is no sum over them; "
                     "use hessian_trace on the operator"
                 )
-        return curve
+        blocks = images[:width].double().permute(1, 0, 2)  # rows of all H_n
+        blocks = (blocks + blocks.mT) / 2
+        values, q = torch.linalg.eigh(blocks)
+        order = values.abs().argsort(dim=1, descending=True)
+        values, q = values.gather(1, order), q.gather(2, order[:, None, :].expand_as(q))
+        largest = values.abs().amax(0)
+        keep = int((largest > torch.finfo(dtype).eps * largest.amax()).sum())
+        vectors = (q * values.abs().sqrt()[:, None, :]).permute(2, 0, 1)[:keep]
+        return vectors.to(dtype), values.sign().T[:keep]
 
     def _halves(self) -> tuple[Tensor, Tensor]:
         """Random halves of the samples, and a random block that is zero outside of them."""
@@ -174,7 +175,8 @@ class _Batch:
                     found.add(number)
         return found
 
-    def _understood(self) -> set[str]:
+    @cached_property
+    def understood(self) -> set[str]:
         """The parameters whose gradient is what the factors say."""
         if not self.taps:
             return set()

@@ -53,6 +53,6 @@ def saved_bytes(*ends: Tensor) -> int:
         for name in dir(node):
             kept = getattr(node, name) if name.startswith("_saved_") or name == "saved_tensors" else None
             for t in kept if isinstance(kept, (list, tuple)) else [kept]:
-                if isinstance(t, Tensor):
+                if isinstance(t, Tensor) and t.layout is torch.strided:
                     storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
     return sum(storages.values())

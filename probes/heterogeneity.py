@@ -78,13 +78,13 @@ def heterogeneity(
         raise ProbeError(
             f"every worker must have as many batches, got {counts}; cut their data into as many parts each"
         )
-    slots, full = [], []
+    slots, full, kind = [], [], ""
     for batches in workers:
         landscape = Landscape(model, loss, batches, parameters=parameters, mode=mode, dtype=dtype, seed=seed)
-        rows = landscape.gradients().double()
+        rows, kind = landscape.gradients().double(), dtype_name(landscape.point.dtype)
         slots.append(rows)
         full.append(torch.tensor(landscape.weights, dtype=torch.float64, device=rows.device) @ rows)
-    return _measured(torch.stack(slots), torch.stack(full), seed, dtype_name(landscape.point.dtype), confidence)
+    return _measured(torch.stack(slots), torch.stack(full), seed, kind, confidence)
 
 
 def _measured(slots: Tensor, full: Tensor, seed: int, dtype: str, confidence: float) -> Heterogeneity:
@@ -104,10 +104,9 @@ def _measured(slots: Tensor, full: Tensor, seed: int, dtype: str, confidence: fl
 
 def _without_noise(products: np.ndarray, n: int, seed: int, dtype: str, confidence: float) -> Estimate:
     m = len(products)
-    value, stderr, half, method = math.nan, math.nan, math.inf, "none: one batch a worker has no spread"
-    if m > 1:
-        pairs = products.sum() - products.trace()
-        value = float(pairs) / (m * (m - 1))
+    pairs = products.sum() - products.trace()
+    value = float(pairs) / (m * (m - 1)) if m > 1 else math.nan
+    stderr, half, method = math.nan, math.inf, "none: one batch a worker has no spread"
     if m > 2:
         left = (pairs - 2 * (products.sum(1) - np.diag(products))) / ((m - 1) * (m - 2))
         stderr = math.sqrt((m - 1) / m * float(((left - left.mean()) ** 2).sum()))

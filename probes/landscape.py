@@ -59,9 +59,9 @@ class Landscape:
         with self.scope():
             self.batches = admitted(batches, dtype)
             self.weights = shares(self.batches, weights)
+            """The share of each batch; they sum to one."""
             self.most_samples = max(leading(self.batches[index]) for index in range(len(self.batches)))
-        """The share of each batch; they sum to one."""
-        """The longest first dimension of a batch."""
+            """The longest first dimension of a batch."""
         everything = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.names = _chosen(self.model, parameters)
         """The names of the chosen parameters, in order."""
@@ -77,6 +77,7 @@ class Landscape:
         """The point looked at, (d,)."""
         self.notes: tuple[str, ...] = ()
         """What a reader has to know of numbers from here."""
+        self._differentiates = False
         self._check()
 
     @property
@@ -115,8 +116,8 @@ class Landscape:
     def losses(self, flat: Tensor | None = None) -> list[float]:
         """The loss of every batch at a point (default: the point looked at)."""
         flat = self.point if flat is None else flat
-        with self.scope(), torch.no_grad():
-            return [float(self.at(index, flat)) for index in range(len(self.batches))]
+        with self.scope():
+            return [float(self.valued(index, flat)) for index in range(len(self.batches))]
 
     def value(self, flat: Tensor | None = None) -> float:
         """The loss over all batches at a point."""
@@ -154,10 +155,27 @@ class Landscape:
             )
         return x.detach().to(self.point)
 
+    def valued(self, index: int, flat: Tensor) -> Tensor:
+        """The loss of batch `index` at the flat vector as a number, and no graph kept. Call it inside `scope()`.
+
+        A loss that differentiates on its own (a penalty on gradients) is given a point that it can differentiate.
+        """
+        if self._differentiates:
+            return self.at(index, flat.detach().clone().requires_grad_()).detach()
+        with torch.no_grad():
+            return self.at(index, flat)
+
+    def _again(self) -> float:
+        try:
+            return float(self.valued(0, self.point))
+        except RuntimeError:
+            self._differentiates = True
+            return float(self.valued(0, self.point))
+
     def _check(self) -> None:
         """One look at the first batch, twice: a scalar, finite, repeatable, and touched by the parameters."""
         with self.scope():
-            with _Attention() as seen:
+            with _Attention() as seen, _overwriting():
                 first = self.at(0, self.point.clone().requires_grad_())
             if seen.attends:
                 self.notes = ("attention runs on torch's mathematical kernel, which can be differentiated twice",)
@@ -172,12 +190,26 @@ class Landscape:
                     "the loss does not depend on the chosen parameters: let loss(model, batch) use the model it is "
                     "given, without detach, .item() or no_grad, and choose parameters that it uses"
                 )
-            again = float(self.at(0, self.point).detach())
+            again = self._again()
         if abs(value - again) > 100 * torch.finfo(first.dtype).eps * abs(value):
             raise ProbeError(
                 f"loss(model, batch) gave {value:.9g} and then {again:.9g} on the same batch: it draws "
                 "random numbers of its own; give it fixed data (no shuffling or augmentation inside the loss)"
             )
+
+
+@contextmanager
+def _overwriting() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as failure:
+        said = str(failure).splitlines()[0]
+        if "inplace" not in said and "in-place" not in said:
+            raise
+        raise ProbeError(
+            f"the loss writes in place where it has to be differentiated ({said[:120]}); look for layers that write "
+            "over their parameters in forward, such as nn.Embedding(max_norm=...)"
+        ) from failure
 
 
 class _Attention(TorchFunctionMode):

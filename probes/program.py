@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from dissensus.probes.batch_sum import OVERWRITTEN
 from dissensus.probes.errors import ProbeError
 
 aten = torch.ops.aten
@@ -92,11 +92,15 @@ class Program:
         ]
         self.bytes = _held(steps)
         """What the recorded numbers take, at most."""
+        still = [t for step in steps for t in tree_flatten(step.args)[0] if isinstance(t, Tensor)]
+        self._versions = [(t, t._version) for t in {id(t): t for t in still}.values() if not t.is_inference()]
 
     def __call__(self, block: Tensor) -> Tensor:
         """The derivative of the gradient along every row."""
         if self._end is None:
             return torch.zeros_like(block)
+        if any(t._version != version for t, version in self._versions):
+            raise ProbeError(OVERWRITTEN)
         values: dict[int, Any] = {self._start: block}
         for push, into, out, done in self._steps:
             made = push([_found(values, slot) for slot in into])
@@ -110,11 +114,13 @@ class Program:
         return values[self._end].reshape(block.shape)
 
 
-def record(gradient: Callable[[Tensor], Tensor], point: Tensor) -> tuple[list[Recorded], int, int | None]:
-    """Runs a gradient and writes down what moves with the point: the operations, first and last slot."""
-    recorder = _Recorder(point)
-    with _NothingHeldBack(), recorder:
-        found = gradient(point)
+def record(loss: Callable[[Tensor], Tensor], point: Tensor) -> tuple[list[Recorded], int, int | None]:
+    """Runs the gradient of a loss and writes down what moves with the point: the operations, first and last slot."""
+    recorder = _Recorder(point.requires_grad_())
+    with recorder:
+        value = loss(point)
+        recorder.backward = True
+        (found,) = torch.autograd.grad(value, point, allow_unused=True, materialize_grads=True)
     return recorder.operations, 0, recorder.slots.get(_key(found))
 
 
@@ -125,18 +131,28 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.operations: list[Recorded] = []
         self.slots: dict[Key, int] = {_key(point): 0}
+        self.backward = False
+        """Whether the backward pass has begun."""
         self._count = 0
+        self._point = point
         self._alive: list[Any] = [point]  # an address says what is there as long as nothing is freed
+        self._patched: set[int] = set()
+        self._seen = {point.untyped_storage().data_ptr()}
+        self._spelling = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self._passes(func, args)
         if func._schema.is_mutable:
             return self._in_place(func, args, kwargs)
         if func in _SPELT_OUT and any(self._slot(arg) is not None for arg in args):
+            self._spelling = True
             with self:
-                return _SPELT_OUT[func](*args, **kwargs)
+                made = _SPELT_OUT[func](*args, **kwargs)
+            self._spelling = False
+            return made
         made = func(*args, **kwargs)
-        self._alive.append((args, made))
+        self._see(args, kwargs, made)
         self._write(func, args, kwargs, made)
         return made
 
@@ -154,15 +170,38 @@ class _Recorder(TorchDispatchMode):
         for result in results:
             moves = isinstance(result, Tensor) and result.is_floating_point() and result.numel() > 0
             moves = moves and not (func is aten.nll_loss_forward.default and len(out) == 1)  # the sum of weights
+            if isinstance(result, Tensor) and (result.is_complex() or (moves and result.dtype != self._point.dtype)):
+                raise ProbeError(f"it goes through {result.dtype} numbers: {func}")
             self._count += moves
             out.append(self._count if moves else None)
             if moves:
                 self.slots[_key(result)] = self._count
         self.operations.append(Recorded(func, list(args), kwargs, made, into, out))
 
+    def _passes(self, func: Any, args: Any) -> None:
+        """Refuses what moves but has no derivative for autograd, and what comes into the backward pass unseen."""
+        if self._spelling or func is aten.detach.default:  # autograd keeps results so
+            return
+        for arg in tree_flatten(args)[0]:
+            if not isinstance(arg, Tensor):
+                continue
+            if self.backward:
+                if arg.is_floating_point() and arg.numel() and arg.untyped_storage().data_ptr() not in self._seen:
+                    raise ProbeError(f"its backward pass reads what no operation made (checkpoints): {func}")
+            elif torch.is_grad_enabled() and arg.is_leaf and arg is not self._point and self._slot(arg) is not None:
+                raise ProbeError(f"it holds back a derivative before {func}")
+
+    def _see(self, *values: Any) -> None:
+        """Keeps tensors alive, and in mind."""
+        self._alive.append(values)
+        self._seen.update(t.untyped_storage().data_ptr() for t in tree_flatten(values)[0] if isinstance(t, Tensor))
+
     def _slot(self, arg: Any) -> Any:
         if isinstance(arg, Tensor):
-            return self.slots.get(_key(arg))
+            slot = self.slots.get(key := _key(arg))
+            if slot is None and key[1] in self._patched:
+                raise ProbeError("it reads through another view what was written in place")
+            return slot
         if isinstance(arg, (list, tuple)) and any(isinstance(t, Tensor) for t in arg):
             slots = [self._slot(t) for t in arg]
             return None if all(slot is None for slot in slots) else slots
@@ -183,7 +222,7 @@ class _Recorder(TorchDispatchMode):
         moving = any(slot is not None for slot in tree_flatten([self._slot(arg) for arg in args])[0])
         if not moving:
             made = func(*args, **kwargs)
-            self._alive.append((args, made))
+            self._see(args, kwargs, made)
             return made
         name = func._schema.name.split("::")[-1]
         if not name.endswith("_") or len(written) != 1 or not isinstance(written[0], Tensor):
@@ -197,22 +236,10 @@ class _Recorder(TorchDispatchMode):
             {_key(b): s for b, a in zip(before, args, strict=True) if (s := self._slot(a)) is not None and b is not a}
         )
         made = func(*args, **kwargs)
-        self._alive.append((args, before, made))
+        self._see(args, before, made)
         self._write(plain, before, kwargs, made)
+        self._patched.update(places)
         return made
-
-
-class _NothingHeldBack(TorchFunctionMode):
-    """Refuses what stops a derivative on purpose: below autograd it looks like any other copy."""
-
-    _STOPS = frozenset(
-        {Tensor.detach, Tensor.detach_, Tensor.data.__get__, torch._C._set_grad_enabled, torch.detach}  # type: ignore[attr-defined]
-    )
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self._STOPS:
-            raise ProbeError("it holds back a derivative (detach, .data or no_grad)")
-        return func(*args, **(kwargs or {}))
 
 
 def _key(t: Any) -> Key:

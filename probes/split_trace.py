@@ -6,7 +6,8 @@ G takes with it the outlying eigenvalues that make Hutchinson's estimator noisy;
 model weighted by the slopes of the loss, vanishes as the loss is fitted. For networks that are piecewise linear in each
 layer (ReLU) the residual even has zero trace. It is sampled in the best of three ways that goes:
 
-- signs that differ from sample to sample (`sample_signs`), where all layers are understood: the least noise by far;
+- signs that differ from sample to sample (`sample_signs`), where all layers are understood: the least noise by far, and
+  no sampling at all where the network is found to be piecewise linear;
 - signs of the parameters, through the curvature of the model (`model_curvature`);
 - as H - G, a product with each, where a part of the loss is no function of the outputs (a penalty on weights).
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from dissensus.probes.curvature import Curvature
 from dissensus.probes.errors import ProbeError
 from dissensus.probes.gauss_newton import GaussNewton
-from dissensus.probes.gauss_newton_trace import gauss_newton_layer_traces
+from dissensus.probes.gauss_newton_trace import Apart, gauss_newton_layer_traces
 from dissensus.probes.model_curvature import ModelCurvature
 from dissensus.probes.operator import Operator
 from dissensus.probes.sample_signs import SampleSigns
@@ -67,14 +68,23 @@ class Residual:
 
     def __init__(self, hessian: Curvature) -> None:
         matrix = GaussNewton.of(hessian)
-        traces = gauss_newton_layer_traces(matrix)
+        signs, apart = SampleSigns(matrix, look=False), list[str]()
+
+        def look(index: int, batch: Apart) -> None:
+            if not apart:
+                try:
+                    signs.take(index, batch)
+                except ProbeError as why:
+                    apart.append(str(why))
+
+        traces = gauss_newton_layer_traces(matrix, look=look)
         self.names = list(traces)
         self._sizes = [hessian.landscape.shapes[name].numel() for name in traces]
         self.layers = np.array([made.value for made in traces.values()])
         """The trace of G, parameter by parameter."""
         self.charged = max(made.num_matvecs for made in traces.values())
         """Products that the exact trace of G is counted as: one for each backward pass."""
-        self.by_sample: SampleSigns | None = None
+        self.by_sample: SampleSigns | None = None if apart else signs
         """The residual with signs for every sample, where that goes."""
         self.price = 1
         """Products that a product with `operator` counts as."""
@@ -82,15 +92,15 @@ class Residual:
         """The residual as an operator."""
         self.notes: tuple[str, ...] = ()
         self._before = 0
-        try:
-            self.by_sample = SampleSigns(matrix)
-        except ProbeError as why:
-            self.notes = (f"signs alike for all samples: {why}",)
+        if apart:
+            self.notes = (f"signs alike for all samples: {apart[0]}",)
             try:
                 self.operator.matvec(torch.zeros(hessian.size, dtype=hessian.dtype, device=hessian.device))
             except ProbeError:
                 self.operator, self.price = Rest(hessian, matrix), 2
                 self._before = self.operator.products
+        elif signs.nothing:
+            self.charged += 1  # the vector that told so
 
     @property
     def spent(self) -> int:
@@ -102,6 +112,11 @@ class Residual:
     def known(self) -> float:
         """The trace of G."""
         return float(self.layers.sum())
+
+    @property
+    def nothing(self) -> bool:
+        """Whether H - G is known to have no trace."""
+        return self.by_sample is not None and self.by_sample.nothing
 
     def pieces(self, lengths: Sequence[int]) -> np.ndarray:
         """Which parameters (columns) the consecutive pieces of a row (rows) are made of, as zeros and ones."""

@@ -81,4 +81,8 @@ def _softmax_backward(operation: Recorded) -> Push:
 def _embedding(operation: Recorded) -> Push:
     rows = operation.args[1]
     flat, shape = rows.flatten(), operation.made.shape
-    return lambda d: d[0].index_select(1, flat).reshape(len(d[0]), *shape)
+    padding = operation.args[2] if len(operation.args) > 2 else -1
+    if padding < 0:
+        return lambda d: d[0].index_select(1, flat).reshape(len(d[0]), *shape)
+    moves = (flat != padding)[:, None].to(operation.made.dtype)  # autograd holds the row of padding still
+    return lambda d: (d[0].index_select(1, flat) * moves).reshape(len(d[0]), *shape)

@@ -72,7 +72,7 @@ def hessian_trace(
     if method in ("auto", "split"):
         residual, why = residual_of(operator, required=method == "split")
         if residual is not None:
-            least = residual.charged + residual.price * FIRST_LOT
+            least = residual.charged + (0 if residual.nothing else residual.price * FIRST_LOT)
             if method == "split" or least <= max_matvecs:
                 check_budget(max_matvecs, least, method)
                 return run.split(residual, name)
@@ -215,6 +215,13 @@ class _Run:
     def split(self, residual: Residual, name: str) -> Estimate:
         """Samples H - G; where the first lot shows that it takes many probes, deflates it by what that lot tells."""
         self.charge(residual)
+        if residual.nothing:
+            used, dtype = (
+                "method: exact Gauss-Newton trace, the rest of the Hessian has none",
+                dtype_name(self.operator.dtype),
+            )
+            made = exact(name, residual.known, num_matvecs=self.spent(), dtype=dtype, notes=(used, *self.notes))
+            return replace(made, confidence=self.confidence)
         target, rem = self.target(residual.price), self.remainder
         drawn, used = Drawn(target, residual.known), "method: exact Gauss-Newton trace, "
         if residual.by_sample is not None:

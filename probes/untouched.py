@@ -1,7 +1,8 @@
 """Look without touching: everything a loss may disturb is put back, to the bit, when the look is over.
 
 Inside, the model is in the stated mode, attention runs on torch's mathematical kernel and compiled modules run eagerly
-(only these can be differentiated twice), and autocast, no-grad and inference modes of the caller do not reach in.
+(only these can be differentiated twice), checkpointed functions are called plainly, and autocast, no-grad and inference
+modes of the caller do not reach in.
 Parameters and gradients need no restoring: the loss is evaluated on copies (see `landscape`).
 """
 
@@ -33,6 +34,7 @@ def untouched(model: nn.Module, mode: Mode) -> Iterator[None]:
         stack.enter_context(undisturbed())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_eager())
+        stack.enter_context(_kept())
         model.train(mode == "train")
         yield
 
@@ -102,3 +104,35 @@ def _eager() -> Iterator[None]:
         return
     with stance("force_eager"):
         yield
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    """Checkpointed functions are called plainly.
+
+    They would be called again in the backward pass, when the parameters they find are no longer those looked at.
+    """
+    library: Any = sys.modules.get("torch.utils.checkpoint")
+    changed = {
+        name: plain
+        for name, plain in (("_checkpoint_without_reentrant_generator", _once), ("CheckpointFunction", _Plain))
+        if hasattr(library, name)
+    }
+    before = {name: getattr(library, name) for name in changed}
+    try:
+        for name, plain in changed.items():
+            setattr(library, name, plain)
+        yield
+    finally:
+        for name, own in before.items():
+            setattr(library, name, own)
+
+
+def _once(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
+class _Plain:
+    @staticmethod
+    def apply(function: Callable[..., Any], _: bool, *args: Any) -> Any:
+        return function(*args)

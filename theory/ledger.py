@@ -20,7 +20,7 @@ import numpy as np
 from dissensus.theory import bounds, trials
 from dissensus.theory.errors import MixingError, nearest
 from dissensus.theory.trials.base import Family, RandomDraws
-from dissensus.theory.trials.search import measure, search
+from dissensus.theory.trials.search import Tightest, measure, search
 
 ROUNDING = 1e-9
 """A slack this little below one is rounding."""
@@ -63,6 +63,7 @@ def ledger(
 ) -> list[Row]:
     """The rows of the named bounds (default: all), `instances` random ones per bound shared among its families.
 
+    A family that is dear to draw from gives what it has to give, and the others the rest.
     The same seed gives the same rows, whatever the number of processes. `told` is called with every row as it is done.
     """
     families = trials.families()
@@ -70,9 +71,9 @@ def ledger(
         if name not in families:
             raise MixingError(f"no trials for a bound {name!r}{nearest(name, families)}")
     jobs = [
-        (name, at, max(1, math.ceil(instances / len(families[name]))), searches, seed)
+        (name, at, count, tries, seed)
         for name in (names or families)
-        for at in range(len(families[name]))
+        for at, (count, tries) in enumerate(shares(families[name], instances, searches))
     ]
     rows = []
     if processes <= 1:
@@ -85,6 +86,16 @@ def ledger(
             rows.append(row)
             told(row)
     return rows
+
+
+def shares(families: Sequence[Family], instances: int, searches: int) -> list[tuple[int, int]]:
+    """How many random instances and how many of a search each family of a bound gets."""
+    even = math.ceil(instances / max(1, len(families)))
+    dear = {at: min(f.most, even) for at, f in enumerate(families) if f.most is not None}
+    rest = max(1, math.ceil((instances - sum(dear.values())) / max(1, len(families) - len(dear))))
+    return [
+        (dear.get(at, rest), searches if f.most is None else min(searches, f.most)) for at, f in enumerate(families)
+    ]
 
 
 def _row(job: tuple[str, int, int, int, int]) -> Row:
@@ -100,7 +111,10 @@ def _row(job: tuple[str, int, int, int, int]) -> Row:
         slacks.append(found)
         if drawn.certified:
             ratios.append(bound.value(drawn.problem).value / drawn.certified)
-    tightest = search(bound, family, tries=searches, seed=seed).slack if searches else math.inf
+    found_by_search = search(bound, family, tries=searches, seed=seed) if searches else Tightest(math.inf, None, 0)
+    tightest, hardest = found_by_search.slack, found_by_search.trial
+    if hardest is not None and hardest.certified:
+        ratios.append(bound.value(hardest.problem).value / hardest.certified)
     broken = sum(value < 1.0 - ROUNDING for value in slacks) + (tightest < 1.0 - ROUNDING)
     finite = [value for value in slacks if math.isfinite(value)]
     return Row(

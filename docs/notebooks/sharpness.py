@@ -28,7 +28,6 @@ from dissensus.experiments.cell import Setup
 from dissensus.experiments.figures.graph_modes import mode_figure
 from dissensus.experiments.figures.landscape import plane_figure, slice_figure
 from dissensus.experiments.figures.probing import density_of
-from dissensus.experiments.figures.style import save
 from dissensus.experiments.figures.training import Track, training_figure
 from dissensus.experiments.loading import load
 from dissensus.experiments.runner import run_cell
@@ -40,7 +39,8 @@ from dissensus.probes.sharpness import sharpness
 from dissensus.probes.slices import loss_slice, principal_directions
 from dissensus.probes.subspace import disagreement_angles
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # the network is small: a second thread would wait more than it works
+STEPS, SAMPLES, POINTS = 240, 400, 17  # of training; under the probes; along an axis of a figure
 FIGURES = Path("sharpness-figures")
 RUNS = Path(tempfile.mkdtemp())
 
@@ -48,7 +48,8 @@ RUNS = Path(tempfile.mkdtemp())
 def show(figure, name):
     """Writes a figure, and shows it where there is a notebook."""
     path = FIGURES / f"{name}.png"
-    save(figure, path)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=80, metadata={"Software": None})
     try:
         from IPython.display import Image, display
     except ImportError:
@@ -60,8 +61,9 @@ def show(figure, name):
 # %% [markdown]
 # ## Two runs
 #
-# The same start, the same batches (600 of the training samples are under the probes); the second run lets the workers disagree more as the learning rate falls (adaptive
-# consensus with $\gamma_t = (\alpha_t/\alpha_{\max})^p$).
+# The same start, the same batches; the second run lets the workers disagree more as the learning rate falls (adaptive
+# consensus with $\gamma_t = (\alpha_t/\alpha_{\max})^p$). Both keep their weights at the end (`keep`), so that what
+# follows reads them from the run directories; 400 of the training samples are under the probes.
 
 # %%
 study = load(
@@ -71,12 +73,12 @@ study = load(
     topology={"name": "ring"},
     optimizer={"name": "sgd", "momentum": 0.9},
     lr={"peak": 0.1, "warmup": 15},
-    train={"steps": 300, "workers": 8, "batch": 16},
-    probes={"every": 100, "curvature_every": 0, "trace_error": 0.2, "samples": 600},
+    train={"steps": STEPS, "workers": 8, "batch": 16, "keep": True},
+    probes={"every": 100, "curvature_every": 0, "trace_error": 0.2, "samples": SAMPLES},
     arms={"dsgd": {"algorithm": "dsgd"}, "adaptive": {"algorithm": "dsgd-ac", "p": 3.0, "start": 15}},
 )
 runs = {arm: run_cell(study.cell(arm, 0), RUNS).path for arm in study.arms}
-subjects = {arm: of_run(path, again=True) for arm, path in runs.items()}
+subjects = {arm: of_run(path) for arm, path in runs.items()}
 for arm, subject in subjects.items():
     print(f"{arm}: {subject.name}, {subject.facts()['parameters']} parameters")
 
@@ -89,7 +91,7 @@ for arm, subject in subjects.items():
 # %%
 for arm, subject in subjects.items():
     print(f"\n{arm}")
-    found = sharpness(subject.model, subject.data.task.loss, subject.batches, x=subject.x, rtol=0.1, steps=10)
+    found = sharpness(subject.model, subject.data.task.loss, subject.batches, x=subject.x, rtol=0.2, steps=8)
     for kind, estimate in found.items():
         print(f"  {kind:<20} {estimate}")
 
@@ -109,7 +111,7 @@ with torch.no_grad():
     second.weight /= 10
 kinds = ["largest-eigenvalue", "trace", "sam", "average", "adaptive-sam", "adaptive-average"]
 before, after = (
-    sharpness(model, plain.data.task.loss, plain.batches, kinds, rtol=0.1, dtype=torch.float64)
+    sharpness(model, plain.data.task.loss, plain.batches, kinds, rtol=0.2, dtype=torch.float64)
     for model in (plain.model, other)
 )
 for kind in kinds:
@@ -122,7 +124,7 @@ for kind in kinds:
 
 # %%
 operator = Curvature(plain.model, plain.data.task.loss, plain.batches)
-density = spectral_density(operator)
+density = spectral_density(operator, probes=3, steps=30, deflate=60)
 print(f"mean eigenvalue {density.moment(1)}")
 print(f"negative share  {density.negative_share()}")
 show(density_of(density), "density")
@@ -136,8 +138,8 @@ show(density_of(density), "density")
 # %%
 pairs = top_eigenvalues(operator, 5)
 common = (plain.model, plain.data.task.loss, plain.batches)
-random = loss_slice(*common, 1, points=21)
-sharpest = loss_slice(*common, [pairs[0].vector], reach=0.7, points=21, labels=["top eigenvector"])
+random = loss_slice(*common, 1, points=POINTS)
+sharpest = loss_slice(*common, [pairs[0].vector], reach=0.7, points=POINTS, labels=["top eigenvector"])
 curves, bends = {}, {}
 for cut in (random, sharpest):
     length = float(cut.directions[0].norm())
@@ -153,7 +155,7 @@ show(slice_figure(curves, bends), "slices")
 adaptive = subjects["adaptive"]
 rows, spread = principal_directions(adaptive.x, 2)
 plane = loss_slice(
-    adaptive.model, adaptive.data.task.loss, adaptive.batches, list(rows), reach=3 * float(spread[0]), points=21,
+    adaptive.model, adaptive.data.task.loss, adaptive.batches, list(rows), reach=3 * float(spread[0]), points=POINTS,
     labels=["first principal direction", "second principal direction"], workers=adaptive.x, dtype=torch.float64,
 )
 show(plane_figure(plane.axes, plane.values, plane.labels, plane.marks, "Loss where the workers differ most"), "workers")
@@ -211,7 +213,7 @@ show(
 setup = Setup.build(study.cell("dsgd", 0))
 rows = []
 for t in range(study.train.steps + 1):
-    if t % 50 == 0:
+    if t % (STEPS // 6) == 0:
         with setup.engine.consensus() as module:
             found = top_eigenvalues(Curvature(module, setup.data.task.loss, setup.probe_batches), 3)
         rows += [{"step": t, "rank": i, "value": p.value, "interval": list(p.interval)} for i, p in enumerate(found)]

@@ -3,9 +3,11 @@
 - `trace`: products until the error stays below 1 %, against Hutchinson's estimator (limit: four times fewer at the 90th
   percentile of seeds). The exact Gauss-Newton trace counts one product for each of its backward passes.
 - `eigenvalues`: products for the ten largest to 1e-3, against power iteration with deflation that is stopped by the
-  truth, which no user could do (limit: eight times fewer), and against PyHessian by its own rule where it is installed.
+  truth, which no user could do (limit: eight times fewer), and where it is installed against PyHessian, by its own rule
+  and at the first tolerance that brings it to 1e-3.
 - `end-to-end`: seconds from a model to a trace whose 95 % interval is at most 1 % wide to each side, against what peers
-  need to be within 1 % in nine cases of ten (limit: five times faster).
+  need to be within 1 % in nine cases of ten: a number of products that is found with the dense truth, which their user
+  does not have (limit: five times faster).
 - `coverage`: in how many of the seeds the nominal 95 % interval holds the truth (limits: 90 to 99 %).
 """
 
@@ -22,8 +24,9 @@ import torch
 from torch import Tensor
 
 from dissensus.experiments.bench import probes_peers
-from dissensus.experiments.bench.probes_cases import CASES, Case
+from dissensus.experiments.bench.probes_cases import CASES, Case, perceptron
 from dissensus.experiments.bench.timing import interleaved
+from dissensus.experiments.threads import threads
 from dissensus.probes import Curvature, Matrix, hessian_trace, top_eigenvalues
 from dissensus.probes.split_trace import Residual
 
@@ -33,6 +36,14 @@ TARGET = 0.01
 MOST = 1000
 GRID = (26, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 200, 256, 320, 400)
 """Budgets at which methods without a running estimate are run anew."""
+
+
+SPLIT = {
+    "three layers at their start": Case("small", "digits", perceptron(64, 12, 12, 10), 64, 0),
+    "three layers, trained": Case("small, trained", "digits", perceptron(64, 12, 12, 10), 64, 60),
+    "four layers, trained": Case("small, deep", "digits", perceptron(64, 10, 10, 10, 10), 64, 60),
+}
+"""Small models whose Hessians are dense in no time, for the method that needs a loss (of two layers it is exact)."""
 
 
 def bench_trace(scale: str) -> Iterator[Row]:
@@ -86,38 +97,49 @@ def bench_eigenvalues(scale: str) -> Iterator[Row]:
         row["fewer"] = row["power iteration"] / row["ours"]
         row["met"] = row["fewer"] >= 8 and row["our error"] <= 1e-3
         try:
-            row["PyHessian"], row["its error"] = _pyhessian_eigenvalues(case, truth)
+            row["PyHessian"], row["its error"] = _pyhessian_eigenvalues(case, truth, 1e-3)
+            for tolerance in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6):
+                spent, error = _pyhessian_eigenvalues(case, truth, tolerance)
+                if error <= 1e-3:
+                    row["PyHessian, to 1e-3"], row["at its tolerance"] = spent, tolerance
+                    row["fewer than PyHessian, to 1e-3"] = spent / row["ours"]
+                    row["met"] = row["met"] and spent >= 8 * row["ours"]
+                    break
         except ImportError:
             row["PyHessian"] = row["its error"] = None
         yield row
 
 
 def bench_end_to_end(scale: str) -> Iterator[Row]:
-    """Seconds to a guaranteed 1 % trace, setup included."""
-    repeats = 3 if scale == "small" else 7
+    """Seconds from a model and its batch to a guaranteed 1 % trace."""
+    repeats = 5 if scale == "small" else 15
     for name in MLPS:
         case = CASES[name]
         _, dense = _dense(case)
         truth = float(dense.double().trace())
         model, batch = case.model(), case.batch()
-        needed = _hutchinson_needed(dense, truth)
 
         def ours(model: Any = model, batch: Any = batch, case: Case = case) -> Any:
             return hessian_trace(Curvature(model, case.loss, [batch]), rtol=TARGET, max_matvecs=20_000)
 
         contenders: dict[str, Any] = {"ours": ours}
         plans, missing = {}, {}
-        for peer, plan in (("PyHessian", _pyhessian_trace), ("curvlinops", _curvlinops_trace)):
+        for library, plan in (("PyHessian", _pyhessian_trace), ("curvlinops", _curvlinops_trace)):
             try:
-                contenders[peer], plans[peer] = plan(case, dense, truth, needed)
+                for peer, run, scheme in plan(case, dense, truth):
+                    contenders[peer], plans[peer] = run, scheme
             except ImportError as why:
-                missing[peer] = str(why)
-        times, results = interleaved(contenders, repeats)
+                missing[library] = str(why)
+        with threads(1):
+            for run in contenders.values():
+                run()
+            times, results = interleaved(contenders, repeats)
         made = results["ours"]
         row: Row = {
             "part": "end-to-end",
             "case": name,
             "ours": times["ours"]["median"],
+            "ours, fastest": times["ours"]["min"],
             "our error": abs(made.value / truth - 1),
             "our half-width": made.half_width / abs(made.value),
             "our products": made.num_matvecs,
@@ -128,6 +150,7 @@ def bench_end_to_end(scale: str) -> Iterator[Row]:
             row[peer] = times[peer]["median"] * products / timed
             row[f"{peer}: products"] = f"{products} ({how}; {timed} timed)"
             row[f"faster than {peer}"] = row[peer] / row["ours"]
+            row[f"faster than {peer}, fastest runs"] = times[peer]["min"] * products / timed / times["ours"]["min"]
         ratios = [row[f"faster than {peer}"] for peer in plans]
         row["met"] = bool(ratios) and min(ratios) >= 5 and row["our half-width"] <= TARGET if ratios else None
         row["missing"] = missing
@@ -141,28 +164,32 @@ def bench_coverage(scale: str) -> Iterator[Row]:
         "power law": 30 * np.arange(1, 201.0) ** -1.5,
         "indefinite": np.concatenate([np.linspace(2, 8, 120), np.linspace(-5, 0, 80)]),
     }
-    targets = (0.1,) if scale == "small" else (0.1, 0.03)
+    draw = torch.randn(200, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    basis = torch.linalg.qr(draw).Q
     for label, values in spectra.items():
-        draw = torch.randn(200, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        basis = torch.linalg.qr(draw).Q
         operator, truth = Matrix((basis * torch.as_tensor(values)) @ basis.T), float(values.sum())
         for method in ("hutchinson", "deflated", "hutch++", "xtrace"):
-            for rtol in targets:
-                found = [
-                    hessian_trace(operator, rtol=rtol, max_matvecs=2000, seed=seed, method=method)
-                    for seed in range(200)
-                ]
-                held = float(np.mean([low <= truth <= high for low, high in (e.interval for e in found)]))
-                yield {
-                    "part": "coverage",
-                    "spectrum": label,
-                    "method": method,
-                    "target": rtol,
-                    "held": held,
-                    "median products": float(np.median([e.num_matvecs for e in found])),
-                    "limit": "0.90 to 0.99",
-                    "met": 0.90 <= held <= 0.99,
-                }
+            for rtol in (0.1,) if scale == "small" else (0.1, 0.03):
+                yield _covered(operator, truth, label, method, rtol)
+    for label, case in SPLIT.items():
+        operator, dense = _dense(case)
+        for rtol in (0.01,) if scale == "small" else (0.01, 0.003):
+            yield _covered(operator, float(dense.double().trace()), label, "split", rtol)
+
+
+def _covered(operator: Any, truth: float, label: str, method: Any, rtol: float) -> Row:
+    found = [hessian_trace(operator, rtol=rtol, max_matvecs=2000, seed=seed, method=method) for seed in range(200)]
+    held = float(np.mean([low <= truth <= high for low, high in (e.interval for e in found)]))
+    return {
+        "part": "coverage",
+        "spectrum": label,
+        "method": method,
+        "target": rtol,
+        "held": held,
+        "median products": float(np.median([e.num_matvecs for e in found])),
+        "limit": "0.90 to 0.99",
+        "met": 0.90 <= held <= 0.99,
+    }
 
 
 def _dense(case: Case) -> tuple[Curvature, Tensor]:
@@ -228,8 +255,8 @@ def _power(dense: Tensor, truth: np.ndarray, seed: int) -> int:
     return spent
 
 
-def _pyhessian_eigenvalues(case: Case, truth: np.ndarray) -> tuple[int, float]:
-    """PyHessian's products and error by its own rule at a tolerance of 1e-3."""
+def _pyhessian_eigenvalues(case: Case, truth: np.ndarray, tolerance: float) -> tuple[int, float]:
+    """PyHessian's products and true error by its own rule at a tolerance."""
     made, utils = _pyhessian(case)
     spent, plain = [0], utils.hessian_vector_product
 
@@ -242,7 +269,7 @@ def _pyhessian_eigenvalues(case: Case, truth: np.ndarray) -> tuple[int, float]:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            values, _ = made.eigenvalues(maxIter=1000, tol=1e-3, top_n=10)
+            values, _ = made.eigenvalues(maxIter=1000, tol=tolerance, top_n=10)
     finally:
         module.hessian_vector_product = plain
     return spent[0], _worst(sorted(values, reverse=True), truth)
@@ -257,33 +284,38 @@ def _pyhessian(case: Case) -> tuple[Any, Any]:
         ), utils
 
 
-def _pyhessian_trace(case: Case, _: Tensor, __: float, needed: int) -> tuple[Any, tuple[int, int, str]]:
-    """Its own loop over a few products: the time is proportional to them, and small beside it the setup."""
+Plan = tuple[str, Any, tuple[int, int, str]]
+"""Name, what to time, and how many products it needs, how many are timed, and how."""
+
+
+def _pyhessian_trace(case: Case, dense: Tensor, truth: float) -> list[Plan]:
+    """Its own loop over a few products, whose time is proportional to them; its setup is left out, in its favour."""
+    needed = _hutchinson_needed(dense, truth)
     timed, made = min(needed, 60), _pyhessian(case)[0]
-    return lambda: made.trace(maxIter=timed, tol=0.0), (needed, timed, "90th percentile of the true variance")
+    return [("PyHessian", lambda: made.trace(maxIter=timed, tol=0.0), (needed, timed, "from the true variance"))]
 
 
-def _curvlinops_trace(case: Case, dense: Tensor, truth: float, needed: int) -> tuple[Any, tuple[int, int, str]]:
-    """Hutch++ or XTrace, whichever reaches the target with fewer products on the dense matrix."""
+def _curvlinops_trace(case: Case, dense: Tensor, truth: float) -> list[Plan]:
+    """Hutch++ or XTrace, whichever is within the target on nine of ten seeds with fewer products, and no user knows it.
+
+    The operator is made in the timed call, as its documentation does, and once more without its own check of the data.
+    """
     library = probes_peers._imported("curvlinops")
-    best = (needed, "hutchinson_trace")
-    for method in ("hutchpp_trace", "xtrace"):
-        for products in (60, 90, 120, 180, 240, 360, 480):
-            if products >= best[0]:
-                break
+    products, method = _hutchinson_needed(dense, truth), "hutchinson_trace"
+    for rival in ("hutchpp_trace", "xtrace"):
+        for budget in range(18, min(products, 600), 6):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                errors = [abs(float(getattr(library, method)(dense, products)) / truth - 1) for _ in range(10)]
+                errors = [abs(float(getattr(library, rival)(dense, budget)) / truth - 1) for _ in range(20)]
             if np.quantile(errors, 0.9) <= TARGET:
-                best = (products, method)
+                products, method = budget, rival
                 break
-    operator = _curvlinops(library, case)
-    products, method = best
-    return (lambda: getattr(library, method)(operator, products)), (products, products, method)
-
-
-def _curvlinops(library: Any, case: Case) -> Any:
     model, batch = case.model(), case.batch()
-    return library.HessianLinearOperator(
-        model, torch.nn.CrossEntropyLoss(), list(model.parameters()), [batch], check_deterministic=False
-    )
+
+    def run(**options: Any) -> Any:
+        loss, parameters = torch.nn.CrossEntropyLoss(), list(model.parameters())
+        operator = library.HessianLinearOperator(model, loss, parameters, [batch], **options)
+        return getattr(library, method)(operator, products)
+
+    scheme = (products, products, f"{method}, 90th percentile of 20 seeds")
+    return [("curvlinops", run, scheme), ("curvlinops, unchecked", lambda: run(check_deterministic=False), scheme)]

@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         return _list(args.json)
     what = _asked(args.what, list(INSTRUMENTS))
     settings = _settings(args)
+    if args.figures is not None and args.figures.exists() and not args.figures.is_dir():
+        raise UsageError(f"probe: --figures is a folder to write into, {args.figures} is a file")
     with threads(args.threads) if args.threads else nullcontext():
         subject = _subject(args)
         found, bench = measure(subject, _suited(what, args.what, subject), settings)

@@ -71,7 +71,7 @@ def density_of(found: Density, share: float = 1 / 300) -> Figure:
     low, high = (np.maximum(curve["density"] + side * 2 * np.nan_to_num(curve["stderr"]), 0) for side in (-1, 1))
     near = np.abs(found.nodes[None, :] - found.lines[:, None]) < 6 * width
     apart = found.lines[near @ found.weights * found.size < _HANDFUL]
-    return density_figure(curve["x"], curve["density"], apart, (low, high), width=width, size=found.size)
+    return density_figure(curve["x"], curve["density"], apart.tolist(), (low, high), width=width, size=found.size)
 
 
 def _slices(bench: Bench, found: dict[str, Any]) -> Figure:

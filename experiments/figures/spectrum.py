@@ -41,7 +41,8 @@ def density_figure(
         ax.fill_between(grid, floor, shown, color=_BLUE, alpha=0.25, linewidth=0)
         ax.plot(grid, shown, color=_BLUE, label="density")
         if band is not None:
-            ax.fill_between(grid, *(np.maximum(end, floor) for end in band), color=_BLUE, alpha=0.25, linewidth=0)
+            low, high = (np.maximum(end, floor) for end in band)
+            ax.fill_between(grid, low, high, color=_BLUE, alpha=0.25, linewidth=0)
         if len(outliers):
             height = top if size is None or not width else 1 / (size * width * np.sqrt(2 * np.pi))
             ax.vlines(

@@ -80,11 +80,11 @@ def run_tracks(run: Run) -> dict[str, dict[str, Track]]:
 
 
 def _draw(ax: Axes, track: Track, at: int, label: str) -> None:
-    look = {"color": PALETTE[(2 + at) % len(PALETTE)], "marker": MARKERS[(1 + at) % len(MARKERS)]}
     below, above = (np.nan_to_num(np.abs(end - track.values)) for end in (track.low, track.high))
     ax.errorbar(
-        track.steps, track.values, yerr=[below, above], label=label, capsize=2, elinewidth=0.9, markersize=4.5, **look
-    )
+        track.steps, track.values, yerr=[below, above], label=label, capsize=2, elinewidth=0.9, markersize=4.5,
+        color=PALETTE[(2 + at) % len(PALETTE)], marker=MARKERS[(1 + at) % len(MARKERS)],
+    )  # fmt: skip
 
 
 def _scale(ax: Axes, tracks: list[Track]) -> None:

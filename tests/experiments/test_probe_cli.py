@@ -1,8 +1,14 @@
 """`dissensus probe`: what it measures equals the functions of the room, from every kind of subject; errors."""
 
+import importlib
+import importlib.machinery
+import importlib.util
+import io
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -256,6 +262,7 @@ def test_precision_parameters_and_listing(ran: Path, capsys: pytest.CaptureFixtu
         ("gone.toml", "no configuration file 'gone.toml'"),
         ("empty", "empty is no run directory: it has no config.toml"),
         ("mlp --data digits --jso", "unknown option --jso; did you mean 'json'?"),
+        ("mlp --data digits --figures file.txt", "--figures is a folder to write into, file.txt is a file"),
         ("mlp --data digits --what trace --figures out --samples 64", "nothing that was measured is a figure"),
     ],
 )
@@ -264,6 +271,7 @@ def test_wrong_use_is_told_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").write_text("words")
     assert says in refused(capsys, *line.split())
 
 
@@ -291,6 +299,24 @@ def test_weights_that_do_not_fit_are_named(change, says, tmp_path: Path, capsys:
     change(state)
     torch.save(dict(state), tmp_path / "w.pt")
     assert says in refused(capsys, str(tmp_path / "w.pt"), *MLP)
+
+
+def test_safetensors_are_read_where_the_package_is(tmp_path: Path, capsys, monkeypatch) -> None:
+    state = of_model("mlp", "digits", model_parameters={"width": 5}).model.state_dict()
+    file = tmp_path / "w.safetensors"
+    if importlib.util.find_spec("safetensors") is None:  # a stand-in that reads what torch wrote
+        package, reader = (ModuleType(name) for name in ("safetensors", "safetensors.torch"))
+        package.__spec__ = importlib.machinery.ModuleSpec("safetensors", None)
+        reader.load_file = lambda path: torch.load(io.BytesIO(path.read_bytes()), weights_only=True)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "safetensors", package)
+        monkeypatch.setitem(sys.modules, "safetensors.torch", reader)
+        torch.save(dict(state), file)
+    else:
+        importlib.import_module("safetensors.torch").save_file(dict(state), str(file))
+    torch.save(dict(state), tmp_path / "w.pt")
+    what = ("--what", "eig", "--k", "1")
+    tensors, plain = (read(capsys, str(tmp_path / name), *MLP, *what) for name in ("w.safetensors", "w.pt"))
+    assert tensors["eig"] == plain["eig"]
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,6 @@ class Still:
     def consensus(self) -> Any:
         yield nn.Linear(1, 1)
 
-    worker = None
-
 
 def test_a_share_of_the_time_is_kept_and_what_is_left_out_is_recorded() -> None:
     clock, run, lines = Clock(), Still(), []
@@ -160,7 +158,7 @@ def test_a_share_of_the_time_is_kept_and_what_is_left_out_is_recorded() -> None:
 
     looks = Attached({"slow": slow}, Every(1), record=lines.append, share=0.2, clock=clock)
     for _ in range(100):
-        looks.after(run)  # type: ignore[arg-type]
+        looks.after(run)
         clock.now += 1.0
         run.t += 1
         if lines[-1]["step"] > 0 and lines[-1]["value"] is not None:
@@ -170,7 +168,7 @@ def test_a_share_of_the_time_is_kept_and_what_is_left_out_is_recorded() -> None:
     assert len(lines) == 100
     assert 6 <= len(taken) <= 100 * 0.25 / 3 + 1
     assert {line["left_out"] for line in lines if line["value"] is None} == {"no time left in its share"}
-    looks.after(run, final=True)  # type: ignore[arg-type]
+    looks.after(run, final=True)
     assert lines[-1]["value"] == 1.0, "the end is always looked at"
 
 
@@ -191,6 +189,14 @@ def test_a_look_that_fails_leaves_its_sentence_and_the_training_goes_on() -> Non
 def test_a_mistake_in_a_look_is_not_swallowed() -> None:
     with pytest.raises(ZeroDivisionError):
         Attached({"bad": lambda model: 1 / 0}, Every(1), record=print).after(engine())
+
+
+def test_a_layout_without_single_workers_is_told_so_before_anything_is_recorded() -> None:
+    lines: list[dict] = []
+    looks = Attached({"one": lambda model: 1.0}, Every(5), record=lines.append, workers=[0])
+    with pytest.raises(ProbeError, match=r"Still has no view of a single worker: leave workers out"):
+        looks.after(Still())
+    assert lines == []
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.5])

@@ -202,6 +202,24 @@ def test_a_traced_program_that_is_wrong_is_left(mlp, monkeypatch):
     assert op.reason == "linearized: ProbeError: its product is 1e-06 away from the double-backward one"
 
 
+def test_the_default_block_goes_by_the_work_and_the_route():
+    model, draw = nn.Linear(64, 50), torch.Generator().manual_seed(0)
+    x = torch.randn(1000, 64, generator=draw)
+
+    def loss(m, b):
+        return m(b).tanh().square().mean()
+
+    def after(**options):
+        op = Curvature(model, loss, [x], **options)
+        op.matvec(torch.ones(1, op.size))
+        return op.route, op.block
+
+    assert after() == ("recorded", 8)
+    assert after(route="double-backward") == ("double-backward", 1)
+    assert after(route="double-backward", block=8) == ("double-backward", 8)
+    assert Curvature(model, loss, [x[:9]]).block == 16
+
+
 def test_the_fastest_block_leaves_the_operator_as_it_was(mlp):
     op = Curvature(*mlp)
     assert fastest_block(op, sizes=(1, 4), repeats=1) in (1, 4)

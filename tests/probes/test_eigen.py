@@ -125,6 +125,18 @@ def test_lanczos_obeys_its_recurrence(mixed):
         torch.testing.assert_close(q[0], starts[i] / starts[i].norm(), rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize("spread", [1e-3, 1e-10])
+def test_a_basis_stays_orthonormal_however_wide_the_spectrum(spectrum, spread):
+    """Where the next direction is a small rest of a large image, one orthogonalisation leaves rounding in it."""
+    op = Matrix(spectrum(torch.logspace(0, np.log10(spread), 60, dtype=torch.float64)))
+    start = torch.randn(60, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    restarted = ThickRestart(op, start, 45)
+    for _ in range(45):
+        restarted.extend()
+    for basis in (Krylov(op, start).run(45).basis[0], restarted.basis):
+        torch.testing.assert_close(basis @ basis.T, torch.eye(45, dtype=torch.float64), rtol=0, atol=2e-14)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 4, 7])
 def test_quadrature_is_exact_up_to_degree_two_m_minus_one(mixed, steps):
     op, values = mixed

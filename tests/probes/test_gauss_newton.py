@@ -191,8 +191,8 @@ def test_samples_that_meet_in_the_model_have_no_trace(mlp):
     _, loss, batches = mlp
 
     class Meeting(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            made = super().forward(x)
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the base class calls it so
+            made = super().forward(input)
             return made + made.roll(1, 0)
 
     op = GaussNewton(Meeting(3, 3).double(), loss, batches)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from dissensus.probes import Curvature, ProbeError
 from dissensus.probes.routes import ROUTES, Built
@@ -56,6 +57,48 @@ class Overwritten(nn.Module):
         return self.last(bent + y)
 
 
+class Padded(nn.Module):
+    """A table with a row that autograd holds still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(5, 4, padding_idx=0), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():  # the row is not zero
+            rows = (3 * x.abs()).long().clamp(max=4)
+        return self.last((self.table(rows) + self.table.weight[0]).mean(1).tanh())
+
+
+class Scattered(nn.Module):
+    """Indexing, scattering, sorting, masks and cumulative sums of what moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.b = nn.Linear(4, 3), nn.Parameter(torch.linspace(-1, 1, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, places = self.first(x), torch.arange(len(x)) % 3
+        z = y.index_put((places[:2], places[1:3]), self.b[:2], accumulate=True)
+        z = z.scatter_add(1, places[:, None], y[:, :1].sin()).cumsum(1) + y.sort(1)[0] + y.topk(3, 1)[0].exp()
+        z = torch.where(x[:, :3] > 0, z, self.b * y).masked_fill(x[:, 1:] > 1, -2.0)
+        return z + y.gather(1, places[:, None]) * y.logsumexp(1, keepdim=True)
+
+
+class Overlaid(nn.Module):
+    """Parameters that share storage, one that is transposed, one empty, one a single number, one unused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        base = torch.linspace(-1, 1, 12).reshape(4, 3).double()
+        self.w, self.b = nn.Parameter(base.t()), nn.Parameter(base.view(-1)[:3])
+        self.scale, self.none = nn.Parameter(torch.tensor(1.3)), nn.Parameter(torch.zeros(0, 2))
+        self.idle = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.w.t()).tanh() * self.scale.exp() + self.b + self.none.sum()
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "relu in place": (layers(nn.ReLU(inplace=True)), (5, 4)),
     "silu and layer norm": (layers(nn.SiLU(), nn.LayerNorm(6)), (5, 4)),
@@ -74,6 +117,22 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "one dimension": (pictures(nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Conv1d(3, 2, 1), width=8), (3, 2, 6)),
     "odd": (Odd, (5, 4)),
     "overwritten": (Overwritten, (5, 4)),
+    "padding": (Padded, (5, 4)),
+    "scattered": (Scattered, (5, 4)),
+    "overlaid": (Overlaid, (5, 4)),
+    "rms norm, one sample": (layers(nn.Mish(), nn.RMSNorm(6)), (1, 4)),
+    "transposed, interpolated": (
+        pictures(
+            *(nn.Conv2d(2, 3, 2), nn.InstanceNorm2d(3, affine=True), nn.ConvTranspose2d(3, 2, 2, stride=2)),
+            *(nn.ReflectionPad2d(1), nn.AdaptiveAvgPool2d(3), nn.Upsample(scale_factor=2, mode="bilinear")),
+            width=72,
+        ),
+        (3, 2, 5, 5),
+    ),
+    "orthogonal": (
+        lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 3)),
+        (5, 4),
+    ),
 }
 
 
@@ -126,9 +185,56 @@ def overwriting(m, b):
     return out.square().mean()
 
 
+def remade(m, b):
+    return m(b[0]).square().mean() * nn.Parameter(m[2].bias).sum()
+
+
+def copied(m, b):
+    return F.gumbel_softmax(m(b[0]), hard=True).mul(m[2].bias).sum()
+
+
+def moved_away(m, b):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().numpy().copy(), torch.from_numpy):
+        out = m(b[0]).tanh()
+    return out.square().mean()
+
+
+def hooked(m, b):
+    out = m(b[0]).tanh()
+    if out.requires_grad:
+        out.register_hook(lambda slope: slope.detach() * out)
+    return out.square().mean()
+
+
+def spectral(m, b):
+    return F.cross_entropy(m(b[0]), b[1]) + 1e-7 * torch.fft.rfft(m(b[0])).abs().square().mean()
+
+
+def halved(m, b):
+    return m(b[0]).float().exp().double().mean()
+
+
+def patched(m, b):
+    whole = torch.zeros(len(b[0]), 4, dtype=torch.float64)
+    whole[:, :3] = m(b[0]).tanh()
+    return whole.square().mean()
+
+
+def drawn(m, b):
+    return (m(b[0]) + torch.randn_like(m(b[0]))).square().mean()
+
+
 @pytest.mark.parametrize(
     ("loss", "reason"),
     [
+        (remade, "recorded: ProbeError: it holds back a derivative before aten.sum.default"),
+        (copied, "recorded: ProbeError: it holds back a derivative before aten.sub.Tensor"),
+        (moved_away, "recorded: ProbeError: its backward pass reads what no operation made"),
+        (hooked, "recorded: ProbeError: its product is "),
+        (spectral, "recorded: ProbeError: it goes through torch.complex128 numbers"),
+        (halved, "recorded: ProbeError: it goes through torch.float32 numbers"),
+        (patched, "recorded: ProbeError: it reads through another view what was written in place"),
+        (drawn, "recorded: ProbeError: it draws random numbers: aten.randn_like.default"),
         (stopped, "recorded: ProbeError: it holds back a derivative"),
         (unwatched, "recorded: ProbeError: it holds back a derivative"),
         (straight, "recorded: ProbeError: a custom autograd.Function has a derivative of its own"),

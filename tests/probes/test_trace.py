@@ -85,6 +85,7 @@ def test_pilot_probes_are_deflated_without_new_products(spectrum, grower):
     spent = op.products
     assert rem.rank > 3
     basis = rem.basis
+    assert basis is not None
     torch.testing.assert_close(basis @ basis.T, torch.eye(rem.rank, dtype=torch.float64), rtol=0, atol=1e-12)
     rest = torch.eye(80, dtype=torch.float64) - basis.T @ basis
     z = rademacher(torch.Generator().manual_seed(5), PILOT, op) @ rest

@@ -188,6 +188,12 @@ def test_constants_of_waves() -> None:
     assert min(waves.value(row) for row in x) > 0.0 == waves.value(np.zeros(3))
 
 
+def test_values_of_waves_keep_their_digits_at_the_foot() -> None:
+    waves = adaptive.Waves(np.full(2, 3.0), np.full(2, 2.0), np.array([True, False]), np.zeros((1, 2)))
+    for at in (np.array([1e-7, 0.0]), np.array([0.0, 1e-7])):
+        assert waves.value(at) == pytest.approx(3.0 * 0.5 * (2.0 * 1e-7) ** 2, rel=1e-12, abs=0.0)
+
+
 def test_noise_has_two_atoms_of_mean_zero_and_unit_variance() -> None:
     noise = adaptive.Noise(np.array([2.0, 1.0]), 0.1)
     drawn, chances = noise.paths(2, 2)

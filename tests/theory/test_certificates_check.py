@@ -62,6 +62,26 @@ def test_no_perturbation_proves_less_than_a_run_attains(certificate: Certificate
         assert found.proves == (found.bound < math.inf)
 
 
+@pytest.mark.parametrize("outwards", [True, False])
+def test_what_function_values_leave_over_is_balanced_against_the_optimum(
+    certificate: Certificate, outwards: bool
+) -> None:
+    # too much on one side of a pair with the optimum, whichever, is the same as too much on both
+    assert certificate.multipliers is not None
+    pairs, last = certificate.multipliers.pairs, certificate.program.samples
+    one, both = pairs.copy(), pairs.copy()
+    one[(0, 0, last) if outwards else (0, last, 0)] += 0.5
+    both[0, 0, last] += 0.5
+    both[0, last, 0] += 0.5
+    here, there, before = (
+        check(certificate.program, replace(certificate.multipliers, pairs=p)) for p in (one, both, pairs)
+    )
+    assert here.value_residual == pytest.approx(0.5, abs=1e-6)
+    assert there.value_residual < 1e-6
+    assert here.slack == pytest.approx(there.slack, abs=1e-9)
+    assert abs(here.slack - before.slack) > 1e-5, "the pair is seen in S"
+
+
 def test_smaller_limits_prove_nothing(certificate: Certificate) -> None:
     assert certificate.multipliers is not None
     assert proven_bound(certificate, limits=certificate.multipliers.limits * (1 - 1e-5)) == math.inf

@@ -28,6 +28,8 @@ CASES = {
         "heterogeneity": 30.0,
         "criterion": "distance",
     },
+    "average of the points": {"contraction": 0.5, "steps": 3, "lr": 0.3, "criterion": "average"},
+    "the mean": {"contraction": 0.5, "steps": 3, "lr": 0.3, "criterion": "mean", "convexity": 0.1},
     "ring": {"topology": topology("ring", 4), "steps": 4, "lr": 1 / 3},
     "schedule": {"topology": topology("one-peer-exponential", 4), "steps": 3, "lr": 0.5, "criterion": "last"},
     "narrow range": {"eigenvalues": (0.5, 0.5000001), "steps": 3, "lr": 0.5, "criterion": "consensus"},

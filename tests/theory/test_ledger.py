@@ -1,5 +1,6 @@
 """The ledger and its search: they must see a bound that is wrong, and a bound that is tight."""
 
+import importlib.util
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from dissensus.theory import bounds, trials
 from dissensus.theory.bounds.base import Assumption, Bound
 from dissensus.theory.errors import MixingError
-from dissensus.theory.ledger import ledger
+from dissensus.theory.ledger import ledger, shares
 from dissensus.theory.trials.base import Family, RandomDraws, Trial, slack
 from dissensus.theory.trials.search import UnitDraws, search
 
@@ -55,7 +56,9 @@ def test_a_true_bound_has_no_violations_and_the_search_is_tighter_than_chance(to
     assert row.elsewhere > 0, "about a tenth of the instances break the assumption"
     assert 1.0 <= row.searched < row.smallest < row.median
     assert row.searched < 1.052, "the corner x = 1, y = 0.05 has slack 1.0488"
-    assert row.certificate == pytest.approx(row.smallest)
+    assert row.certificate == pytest.approx(row.searched), "the search's instance has its worst case, too"
+    (random,) = ledger(instances=100, searches=0)
+    assert random.certificate == pytest.approx(random.smallest)
 
 
 def test_a_wrong_constant_is_a_violation(toy: Norm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +84,46 @@ def test_the_same_seed_gives_the_same_rows(toy: Norm) -> None:
 def test_a_bound_without_trials_is_named(toy: Norm) -> None:
     with pytest.raises(MixingError, match=r"no trials for a bound 'toy-nrm'; did you mean 'toy-norm'"):
         ledger(["toy-nrm"])
+
+
+@pytest.mark.parametrize(
+    ("most", "instances", "searches", "expected"),
+    [
+        ([None], 1000, 200, [(1000, 200)]),
+        ([None, None, None], 1000, 200, [(334, 200)] * 3),
+        ([None, 60, None], 1000, 200, [(470, 200), (60, 60), (470, 200)]),
+        ([None, 60], 20, 10, [(10, 10), (10, 10)]),
+        ([60], 1000, 200, [(60, 60)]),
+        ([None, 60], 1, 0, [(1, 0), (1, 0)]),
+    ],
+)
+def test_what_is_dear_is_drawn_less_often(
+    most: list[int | None], instances: int, searches: int, expected: list[tuple[int, int]]
+) -> None:
+    assert shares([Family("toy-norm", "any", drawn, most=m) for m in most], instances, searches) == expected
+
+
+def test_families_without_their_package_are_left_out_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    needing = {f.bound for found in trials.families().values() for f in found if f.needs == "clarabel"}
+    assert {"convex-descent", "yuan-ling-yin-deviation", "subgradient-descent"} <= needing
+    assert trials.left_out() == ()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert {f.bound for f in trials.left_out()} == needing
+    assert all(not f.needs for found in trials.families().values() for f in found)
+    assert set(trials.families()) >= needing, "every bound keeps the trials that need nothing"
+    (row, *_) = ledger(["convex-descent"], instances=10, searches=0)
+    assert row.certificate is None
+
+
+def test_the_worst_case_stands_between_the_run_and_the_bound() -> None:
+    rows = ledger(["strongly-convex-neighbourhood", "yuan-ling-yin-deviation"], instances=24, searches=0)
+    worst = [row for row in rows if row.family == "certificate"]
+    assert len(worst) == 2
+    for row in worst:
+        assert row.certificate is not None
+        assert row.violations == 0
+        # the run attains the certificate, so the two ratios are the same
+        assert row.certificate == pytest.approx(row.smallest, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def coupling(p: Adaptive) -> float:
         width = younger / (sqrt(p.eps) * outer * (sqrt(p.eps) + outer))
         total[: steps - j] += first[j:] * p.beta1**j * width
     if lags < steps:
-        total[: steps - lags] += p.beta1**lags / (1.0 - p.beta1 ** (lags + 1)) / sqrt(p.eps)
+        total[: steps - lags + 1] += p.beta1**lags / (1.0 - p.beta1 ** (lags + 1)) / sqrt(p.eps)
     # once corrections are one all steps count alike, but for the last ones: those between are not computed one by one
     between = (p.steps - steps) * total[settled] ** 2 if steps < p.steps else 0.0
     return float(np.sqrt((np.sum(total**2) + between) / p.steps))

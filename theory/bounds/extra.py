@@ -58,7 +58,9 @@ def decrease(p: ExtraStep | ExtraRun) -> float:
 COMMON: tuple[Assumption[Any], ...] = (
     SMOOTH,
     LR,
-    Assumption("eigenvalues", r"W = W^\top,\ -1 < \lambda_{\min} \le 1", lambda p: -1.0 < p.lambda_min <= 1.0),
+    Assumption(
+        "eigenvalues", r"W = W^\top \text{ connected},\ -1 < \lambda_{\min} \le 1", lambda p: -1.0 < p.lambda_min <= 1.0
+    ),
     nonnegative("potential", r"\lVert z-z^\star\rVert_G^2"),
     Assumption(
         "step size",

@@ -35,12 +35,12 @@ class LianDescent(Bound[NonconvexProblem]):
     name: ClassVar[str] = "lian-descent"
     title: ClassVar[str] = "mean square gradient at the mean iterate of decentralized SGD, by Lian et al."
     statement: ClassVar[str] = (
-        r"\begin{aligned}\frac1K\sum_{t<K}\mathbb E\Bigl(\lVert\nabla F(\bar x_t)\rVert^2"
+        r"\begin{array}{rl}\frac1K\sum_{t<K}\mathbb E\Bigl(\lVert\nabla F(\bar x_t)\rVert^2"
         r"+\frac{1-\alpha L}{2D_1}\lVert\bar g_t\rVert^2\Bigr) &\le \frac1{D_1}\Bigl("
         r"\frac{F(x_0)-F^\star}{\alpha K}+\frac{\alpha L\sigma^2}{2n}"
         r"+\frac{\alpha^2L^2n\sigma^2}{(1-\lambda^2)D_2}+\frac{9\alpha^2L^2n\zeta^2}{(1-\lambda)^2D_2}\Bigr),\\"
         r"D_2 &= 1-\frac{18\alpha^2nL^2}{(1-\lambda)^2},\quad "
-        r"D_1 = \frac12-\frac{9\alpha^2L^2n}{(1-\lambda)^2D_2}\end{aligned}"
+        r"D_1 = \frac12-\frac{9\alpha^2L^2n}{(1-\lambda)^2D_2}\end{array}"
     )
     reference: ClassVar[str] = "Lian et al. 2017, Theorem 1"
     provenance: ClassVar[Provenance] = "recalled"

@@ -72,11 +72,11 @@ def spread(p: LocalNonconvex) -> np.ndarray:
     r"""$e_j$ for j = 0 .. H - 1, or as many as there are steps."""
     count = min(int(p.period), int(p.steps))
     sigma, zeta = sqrt(p.noise * (1.0 - 1.0 / p.size)), sqrt(p.heterogeneity)
-    e, drifted = np.zeros(count), 0.0
+    e, drifted = [0.0], 0.0
     for j in range(1, count):
         drifted += p.smoothness * e[j - 1] + zeta
-        e[j] = p.lr * (drifted + sigma * sqrt(j))
-    return e
+        e.append(p.lr * (drifted + sigma * sqrt(j)))
+    return np.array(e)
 
 
 def period_norm(period: int) -> float:
@@ -109,7 +109,10 @@ class LocalSgdNonconvex(Bound[LocalNonconvex]):
         """Descent, noise, and the mean of the squared spreads over the phases that K steps go through."""
         e = spread(p)
         whole_periods, rest = divmod(int(p.steps), int(p.period))
-        squares = (whole_periods * float(np.sum(e**2)) + float(np.sum(e[:rest] ** 2))) / p.steps
+        with np.errstate(over="ignore"):  # a spread that doubles for a thousand steps is beyond all numbers
+            squares = float(np.sum(e[:rest] ** 2)) / p.steps
+            if whole_periods:
+                squares += whole_periods / p.steps * float(np.sum(e**2))
         noise = p.lr * p.smoothness * p.noise / p.size
         return 2.0 * p.excess / (p.lr * p.steps) + noise + p.smoothness**2 * squares
 

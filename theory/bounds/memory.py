@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from dissensus.theory.bounds.conditions import ROUNDING
 from dissensus.theory.errors import MixingError, nearest
 from dissensus.theory.mixing import SUM_TOLERANCE
 
@@ -53,6 +54,7 @@ def geometric(contraction: float, steps: int, order: str, size: int) -> Memory:
     With $S_t = \sum_{k<t}\lambda^k$ and $o = 1$ (awc) or $\lambda$ (atc): $\Gamma = o\,S_{K-1}$,
     $R^2 = S^2 = \frac{o^2}{K}\sum_{t<K} S_t^2$, $N = (1-\frac1n)\frac{o^2}{K}\sum_{t<K}\sum_{k<t}\lambda^{2k}$.
     """
+    contraction = _rounded(contraction)
     first = _first(order, contraction)
     if not (0.0 <= contraction <= 1.0 and steps >= 1):
         return Memory(math.inf, math.inf, math.inf, math.inf)
@@ -75,9 +77,13 @@ def geometric(contraction: float, steps: int, order: str, size: int) -> Memory:
 
 def limit(contraction: float, steps: int, order: str) -> float:
     r"""The largest response at any one step up to K: $o\,S_K$."""
+    contraction = _rounded(contraction)
     if not (0.0 <= contraction <= 1.0 and steps >= 0):
         return math.inf
-    total = steps if contraction == 1.0 else (1.0 - contraction**steps) / (1.0 - contraction)
+    if contraction in (0.0, 1.0):
+        total = float(steps if contraction else min(steps, 1))
+    else:  # 1 - lambda^K keeps its digits next to one
+        total = -math.expm1(steps * math.log1p(contraction - 1.0)) / (1.0 - contraction)
     return _first(order, contraction) * total
 
 
@@ -99,11 +105,12 @@ def of_schedule(matrices: Sequence[np.ndarray], steps: int, order: str = "awc") 
             if norms[phase, lag] < FORGOTTEN:
                 break
             product = matrices[(phase + lag + 1) % period] @ product
-    kernel = np.zeros((steps, steps))
+    rows, longest = np.zeros(steps), 0.0
     for s in range(steps - 1):
-        kernel[s + 1 :, s] = norms[s % period, : steps - 1 - s]
-    rows = kernel.sum(axis=1)
-    gain = math.sqrt(float(rows.max() * kernel.sum(axis=0).max()))
+        weights = norms[s % period, : steps - 1 - s]
+        rows[s + 1 :] += weights
+        longest = max(longest, float(weights.sum()))
+    gain = math.sqrt(float(rows.max()) * longest)
     swing = math.sqrt(float(np.mean(rows**2)))
     response, diffusion = 0.0, 0.0
     push, spread = np.zeros((n, n)), np.zeros((n, n))
@@ -123,6 +130,11 @@ def _first(order: str, contraction: float) -> float:
     if order not in ("awc", "atc"):
         raise MixingError(f"order of mixing must be awc or atc, got {order!r}{nearest(str(order), ('awc', 'atc'))}")
     return contraction if order == "atc" else 1.0
+
+
+def _rounded(contraction: float) -> float:
+    """No doubly stochastic round expands: a norm that came out a rounding above one is one."""
+    return 1.0 if 1.0 < contraction <= 1.0 + ROUNDING else contraction
 
 
 def _check(matrices: Sequence[np.ndarray], steps: int) -> None:

@@ -71,12 +71,12 @@ class NonconvexDescent(Bound[NonconvexProblem]):
     name: ClassVar[str] = "nonconvex-descent"
     title: ClassVar[str] = "mean square gradient at the mean iterate of decentralized SGD, smooth functions"
     statement: ClassVar[str] = (
-        r"\begin{aligned}\frac1K\sum_{t<K}\mathbb E\lVert\nabla F(\bar x_t)\rVert^2 &\le"
+        r"\begin{array}{rl}\frac1K\sum_{t<K}\mathbb E\lVert\nabla F(\bar x_t)\rVert^2 &\le"
         r"\Bigl(\frac{|1-\alpha L|\,\delta+\sqrt{\delta^2+(2-\alpha L)\Delta}}{2-\alpha L}\Bigr)^2,\\"
         r"\Delta &= \frac{2(F(x_0)-\inf F)}{\alpha K}+\frac{\alpha L\sigma^2}{n},\quad "
         r"\delta = \frac{\alpha L(S\zeta+\sqrt N\sigma)}{1-\alpha L\Gamma},\\"
         r"S^2 &= \frac{o^2}{K}\sum_{t<K}\Bigl(\frac{1-\lambda^t}{1-\lambda}\Bigr)^2,\quad "
-        r"N = \Bigl(1-\frac1n\Bigr)\frac{o^2}{K}\sum_{t<K}\frac{1-\lambda^{2t}}{1-\lambda^2}\end{aligned}"
+        r"N = \Bigl(1-\frac1n\Bigr)\frac{o^2}{K}\sum_{t<K}\frac{1-\lambda^{2t}}{1-\lambda^2}\end{array}"
     )
     reference: ClassVar[str] = "derived for this project"
     provenance: ClassVar[Provenance] = "ours"

@@ -119,10 +119,10 @@ class PeriodicNonconvexDescent(Bound[PeriodicNonconvexProblem]):
     name: ClassVar[str] = "periodic-nonconvex-descent"
     title: ClassVar[str] = "mean square gradient at the mean iterate on a schedule of rounds, smooth functions"
     statement: ClassVar[str] = (
-        r"\begin{aligned}\frac1K\sum_{t<K}\mathbb E\lVert\nabla F(\bar x_t)\rVert^2 &\le"
+        r"\begin{array}{rl}\frac1K\sum_{t<K}\mathbb E\lVert\nabla F(\bar x_t)\rVert^2 &\le"
         r"\Bigl(\frac{|1-\alpha L|\,\delta+\sqrt{\delta^2+(2-\alpha L)\Delta}}{2-\alpha L}\Bigr)^2,\\"
         r"\Delta &= \frac{2(F(x_0)-\inf F)}{\alpha K}+\frac{\alpha L\sigma^2}{n},\quad "
-        r"\delta = \frac{\alpha L(S\zeta+\sqrt N\sigma)}{1-\alpha L\Gamma}\end{aligned}"
+        r"\delta = \frac{\alpha L(S\zeta+\sqrt N\sigma)}{1-\alpha L\Gamma}\end{array}"
     )
     reference: ClassVar[str] = "derived for this project"
     provenance: ClassVar[Provenance] = "ours"

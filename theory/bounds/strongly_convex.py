@@ -19,9 +19,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dissensus.theory.bounds.base import Assumption, Bound, Provenance, bound
 from dissensus.theory.bounds.conditions import MIXES, nonnegative
 from dissensus.theory.bounds.dsgd import DISTANCE, LR, SMOOTH, STEPS
+from dissensus.theory.bounds.memory import HORIZON
 
 STRONG = Assumption[Any]("convexity", r"0 < \mu \le L", lambda p: 0.0 < p.convexity <= p.smoothness)
 CONTRACTS = Assumption[Any]("step size", r"\alpha \le 2/(\mu+L)", lambda p: p.lr * (p.convexity + p.smoothness) <= 2.0)
@@ -86,12 +89,12 @@ class StronglyConvexNeighbourhood(Bound[StronglyConvexProblem]):
 
     def formula(self, p: StronglyConvexProblem) -> float:
         """What is left of the start, and all deviations, each forgotten at the rate q."""
-        q, rate, steps = 1.0 - p.lr * p.convexity, p.contraction, int(p.steps)
-        near, far = min(q, rate), max(q, rate)
-        apart = far - near
-        # the sum of q^(K-1-j) rate^j, from below where its closed form cancels
-        recent = (far**steps - near**steps) / apart if apart > 1e-6 else steps * near ** (steps - 1)
-        deviations = max(0.0, (1.0 - q**steps) / (1.0 - q) - recent) / (1.0 - rate)
+        q, steps = max(0.0, 1.0 - p.lr * p.convexity), int(p.steps)
+        if steps > HORIZON:
+            deviations = 1.0 / (p.lr * p.convexity * (1.0 - p.contraction))
+        else:  # summed, because closed forms cancel where q or the contraction is close to one
+            reached = np.cumsum(p.contraction ** np.arange(steps - 1.0))
+            deviations = float(reached @ q ** np.arange(steps - 2.0, -1.0, -1.0))
         push = math.sqrt(2.0 * p.smoothness * p.local_excess)
         return q**steps * p.distance + p.lr**2 * half_spread(p) * push * deviations
 

@@ -55,10 +55,10 @@ class NoisyStronglyConvexDescent(Bound[NoisyStronglyConvexProblem]):
     name: ClassVar[str] = "strongly-convex-noise"
     title: ClassVar[str] = "expected square distance of the mean iterate from the minimiser, decentralized SGD"
     statement: ClassVar[str] = (
-        r"\begin{aligned}\mathbb E\lVert\bar x_K-x^\star\rVert^2 &\le r_K^2,\quad "
+        r"\begin{array}{rl}\mathbb E\lVert\bar x_K-x^\star\rVert^2 &\le r_K^2,\quad "
         r"r_{t+1}^2 = \bigl((1-\alpha\mu)r_t+\alpha\tfrac{L-m}{2}e_t\bigr)^2+\tfrac{\alpha^2\sigma^2}{n},\\"
         r"e_{t+1}^2 &= \bigl(\lambda e_t+o\alpha(L\sqrt{r_t^2+e_t^2}+\zeta_\star)\bigr)^2"
-        r"+o^2(1-\tfrac1n)\alpha^2\sigma^2\end{aligned}"
+        r"+o^2(1-\tfrac1n)\alpha^2\sigma^2\end{array}"
     )
     reference: ClassVar[str] = "derived for this project"
     provenance: ClassVar[Provenance] = "ours"
@@ -78,13 +78,13 @@ class NoisyStronglyConvexDescent(Bound[NoisyStronglyConvexProblem]):
         """K steps of the recursion, or fewer if it has come to rest."""
         push, kick = math.sqrt(p.heterogeneity), p.lr**2 * p.noise
         first = p.contraction if p.order == "atc" else 1.0
-        q, loop = 1.0 - p.lr * p.convexity, p.lr * p.smoothness
+        q, loop, drag = 1.0 - p.lr * p.convexity, p.lr * p.smoothness, p.lr * half_spread(p)
         r, e = p.distance, 0.0
         for _ in range(int(p.steps)):
             before = r, e
             pull = p.contraction * e + first * (loop * math.hypot(r, e) + p.lr * push)
             r, e = (
-                math.hypot(q * r + p.lr * half_spread(p) * e, math.sqrt(kick / p.size)),
+                math.hypot(q * r + (drag * e if drag else 0.0), math.sqrt(kick / p.size)),
                 math.hypot(pull, first * math.sqrt(kick * (1.0 - 1.0 / p.size))),
             )
             if (r, e) == before or r > 1e150:

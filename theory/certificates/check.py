@@ -103,9 +103,8 @@ def check(program: Program, multipliers: Multipliers) -> Checked:
         block = total[np.ix_(of, of)] * np.outer(u, u) / unit
         smallest = min(smallest, _smallest(block))
         if not _is_positive(block):
-            reason = (
-                f"S is not positive semidefinite: its smallest eigenvalue is {smallest:.3g} in units of the criterion"
-            )
+            about = f"its smallest eigenvalue is about {smallest:.3g} in units of the criterion"
+            reason = f"S is not proven positive semidefinite: {about}"
             return Checked(math.inf, reason, *_rest(residual, negativity, smallest))
     bound = sum((w * m.most for w, m in zip(tau, program.limits, strict=True)), Fraction(0))
     return Checked(_upwards(bound), "", *_rest(residual, negativity, smallest))

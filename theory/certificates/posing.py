@@ -53,7 +53,8 @@ def _from_one_point(of: Setting, world: World, length: float, slope: float) -> t
         middle = np.stack(walked).sum(axis=0) * Fraction(1, len(walked))
         criterion = _objective(of, world, [middle], length * slope)
     else:
-        off = last - world.mean(last) if of.criterion == "consensus" else last
+        mean = world.mean(last)
+        off = {"consensus": last - mean, "distance": last, "mean": mean}[of.criterion]
         criterion = Criterion({}, (Square(ONE, off),), length**2)
     limits = [Limit("distance", (Square(ONE, start),), Fraction(of.distance) ** 2, length**2)]
     if of.lipschitz is not None:

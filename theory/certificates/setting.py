@@ -12,7 +12,7 @@ from dissensus.theory.certificates.recursions import Recursion, d2, dsgd, extra,
 from dissensus.theory.errors import MixingError, nearest
 from dissensus.theory.topology import Topology
 
-CRITERIA = ("objective", "last", "average", "distance", "consensus", "rate")
+CRITERIA = ("objective", "last", "average", "distance", "mean", "consensus", "rate")
 METHODS: dict[str, Callable[[str], Recursion]] = {
     "dsgd": dsgd,
     "gradient-tracking": lambda _: gradient_tracking,
@@ -166,8 +166,9 @@ def setting(
         heterogeneity: the mean square of the workers' gradients at the optimum.
         criterion: `objective`: the mean over steps 0 to K - 1 of F at the mean of the workers, above its minimum.
             `last`: the same at step K. `average`: F at the mean over workers and steps 0 to K. `distance`: the mean
-            over workers of the squared distance to the optimum at step K. `consensus`: the same to the mean of the
-            workers. `rate`: of gradient tracking from anywhere, by which its measure falls over K steps.
+            over workers of the squared distance to the optimum at step K. `mean`: that of the mean of the workers.
+            `consensus`: the mean over workers of the squared distance to their mean. `rate`: of gradient tracking from
+            anywhere, by which its measure falls over K steps.
         size: tells so many workers apart; without it the compact form stands for every number of them.
         time_varying: whether every exchange may use another W of the class.
     """

@@ -25,15 +25,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 import scipy.linalg
 
 from dissensus.theory.certificates.certificate import Certificate
+from dissensus.theory.certificates.instance import Instance
 from dissensus.theory.certificates.interpolation import Interpolant
 from dissensus.theory.certificates.program import Program
-from dissensus.theory.certificates.recursions import tracked
 from dissensus.theory.certificates.setting import Setting
 from dissensus.theory.errors import MixingError
 from dissensus.theory.mixing import MixingMatrix
@@ -44,7 +43,7 @@ RANK = 1e-7
 
 
 @dataclass(frozen=True, eq=False)
-class WorstCase:
+class WorstCase(Instance):
     r"""n workers that are as bad as the class allows. The optimum is 0 and F is 0 there.
 
     Worker i has $f_i(x) = \hat f_i(x) + \frac\mu2\lVert x\rVert^2 + \langle g_i, x\rangle$.
@@ -66,11 +65,6 @@ class WorstCase:
     """(n, d): the tracking variable at the start, where the criterion is a rate."""
 
     @property
-    def size(self) -> int:
-        """The number of workers."""
-        return len(self.points)
-
-    @property
     def dimension(self) -> int:
         """The number of coordinates."""
         return self.points.shape[2]
@@ -86,38 +80,10 @@ class WorstCase:
         convex = np.stack([f.value_and_gradient(row)[1] for f, row in zip(self.functions, x, strict=True)])
         return convex + self.setting.convexity * x + self.slopes
 
-    def mix(self, x: np.ndarray, t: int) -> np.ndarray:
-        """The exchange of step t."""
-        return self.topology[t] @ x
-
     def objective(self, x: np.ndarray) -> float:
         """F at one point (d,)."""
         convex = np.mean([f.value_and_gradient(x)[0] for f in self.functions])
         return float(convex + 0.5 * self.setting.convexity * x @ x)
-
-    def run(self) -> np.ndarray:
-        """The method on this instance in float64, (steps + 1, n, d)."""
-        walk = self.setting.recursion()(self, self.start, self.setting.lr)
-        return np.stack(list(islice(walk, self.setting.steps + 1)))
-
-    def measured(self, run: np.ndarray | None = None) -> float:
-        """The criterion of a run, by default of one in float64: not above the certificate, and equal to it if tight."""
-        criterion, lr = self.setting.criterion, self.setting.lr
-        if criterion == "rate":
-            assert self.tracker is not None
-            walk = tracked(self, self.start, self.tracker, lr)
-            weight = float(self.setting.weight)
-            ends = [next(walk), next(islice(walk, self.setting.steps - 1, None))]
-            first, last = (((x**2).sum() + weight * ((y - g.mean(axis=0)) ** 2).sum()) / self.size for x, y, g in ends)
-            return float(last / first)
-        x = self.run() if run is None else run
-        means = x.mean(axis=1)
-        if criterion == "objective":
-            return float(np.mean([self.objective(m) for m in means[:-1]]))
-        if criterion == "last":
-            return self.objective(means[-1])
-        off = x[-1] - means[-1] if criterion == "consensus" else x[-1]
-        return float((off**2).sum(axis=1).mean())
 
 
 def worst_case(certificate: Certificate) -> WorstCase:

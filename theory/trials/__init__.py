@@ -9,7 +9,7 @@ from functools import cache
 
 from dissensus.theory.trials.base import Draws, Family, RandomDraws, Trial, _families, slack, trial
 
-__all__ = ["Draws", "Family", "RandomDraws", "Trial", "families", "slack", "trial"]
+__all__ = ["Draws", "Family", "RandomDraws", "Trial", "families", "left_out", "slack", "trial"]
 
 
 @cache
@@ -19,6 +19,12 @@ def _discover() -> None:
 
 
 def families() -> Mapping[str, tuple[Family, ...]]:
-    """The families of trials of every bound, by the bound's name."""
+    """The families of trials of every bound, by the bound's name; those whose package is missing are left out."""
     _discover()
-    return {name: tuple(found) for name, found in sorted(_families.items())}
+    return {name: tuple(f for f in found if f.available) for name, found in sorted(_families.items())}
+
+
+def left_out() -> tuple[Family, ...]:
+    """The families whose package is missing."""
+    _discover()
+    return tuple(f for _, found in sorted(_families.items()) for f in found if not f.available)

@@ -9,6 +9,7 @@ family reaches.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -90,16 +91,25 @@ class Family:
     bound: str
     name: str
     draw: Draw
+    needs: str = ""
+    """A package that is not always there, without which nothing can be drawn."""
+    most: int | None = None
+    """More instances than this are not worth their time."""
+
+    @property
+    def available(self) -> bool:
+        """Whether what it needs is there."""
+        return not self.needs or importlib.util.find_spec(self.needs) is not None
 
 
 _families: dict[str, list[Family]] = {}
 
 
-def trial(bound: str, family: str = "general") -> Callable[[Draw], Draw]:
+def trial(bound: str, family: str = "general", *, needs: str = "", most: int | None = None) -> Callable[[Draw], Draw]:
     """Registers a way to draw trials for the bound of that name."""
 
     def add(draw: Draw) -> Draw:
-        _families.setdefault(bound, []).append(Family(bound, family, draw))
+        _families.setdefault(bound, []).append(Family(bound, family, draw, needs, most))
         return draw
 
     return add

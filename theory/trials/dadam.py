@@ -29,8 +29,9 @@ class Waves:
 
     def value(self, x: np.ndarray) -> float:
         """F at one point; its least value is zero."""
-        y = self.frequency * x
-        return float(np.sum(self.height * np.where(self.bounded, 1.0 - np.cos(y), np.sqrt(1.0 + y * y) - 1.0)))
+        y = self.frequency * x  # in forms that keep their digits at the foot
+        cosine, huber = 2.0 * np.sin(0.5 * y) ** 2, y * y / (np.sqrt(1.0 + y * y) + 1.0)
+        return float(np.sum(self.height * np.where(self.bounded, cosine, huber)))
 
     def slope(self, x: np.ndarray) -> np.ndarray:
         """The gradient of F at every row."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dissensus.experiments.cli.output import print_json, print_table
@@ -23,6 +24,7 @@ def configure(parser: Parser) -> None:
         "  dissensus theory certify --topology ring --n 4 --steps 5 --lr 0.3333 --replay\n"
         "  dissensus theory certify --method diging --contraction 0.9 --steps 1 --lr 0.0044 --convexity 0.1 "
         "--criterion rate\n"
+        "  dissensus theory certify --contraction 0.5 --steps 8 --lr 0.5 --figure certificate.png\n"
         "  dissensus theory certify --contraction 0.5 --steps 5 --optimize-lr --json"
     )
     parser.add_argument("--method", default="dgd", help="dgd (= dsgd), diging (= gradient-tracking), extra or d2")
@@ -48,10 +50,16 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--criterion",
         default="objective",
-        help="objective (mean over the steps, default), last, average (of the points), distance, consensus, or rate "
-        "(gradient tracking)",
+        help="objective (mean over the steps, default), last, average (of the points), distance, mean (its distance), "
+        "consensus, or rate (gradient tracking)",
     )
     parser.add_argument("--replay", action="store_true", help="run the worst case in the engine")
+    parser.add_argument(
+        "--figure",
+        type=Path,
+        metavar="PATH",
+        help="also draw the worst case of 1 to K steps, with bounds and runs: a .png, .svg or .pdf file",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
@@ -97,6 +105,13 @@ def run(args: argparse.Namespace) -> int:
             "workers": replayed.instance.size,
             "dimension": replayed.instance.dimension,
         }
+    if args.figure is not None:
+        from dissensus.experiments.figures.bounds import over_steps, steps_figure
+        from dissensus.experiments.figures.style import save
+
+        curves = over_steps(certificate)
+        save(steps_figure(curves), args.figure)
+        result["over_steps"] = curves.to_dict()
     result["seconds"] = time.perf_counter() - began
     if args.json:
         print_json(result)
@@ -111,6 +126,13 @@ def _show(result: dict[str, Any]) -> None:
     print_table(f"{what} after {result['steps']} steps", ["", "worst case"], [[k, result[k]] for k in keys])
     dual = result["dual"]
     print_table("dual", ["", "checked"], [[k.replace("_", " "), v] for k, v in dual.items() if k != "limits"])
+    if "over_steps" in result:
+        names = list(result["over_steps"][0]["bounds"])
+        rows = [
+            [row["steps"], row["value"], row["attained"], row["sampled"], *row["bounds"].values()]
+            for row in result["over_steps"]
+        ]
+        print_table("over the steps", ["steps", "worst case", "its instance, run", "largest sampled", *names], rows)
     if "replay" in result:
         print_table("replay in the engine", ["", "measured"], [[k, v] for k, v in result["replay"].items()])
 
