@@ -41,7 +41,7 @@ def page(rows: Sequence[Row], *, instances: int, searches: int, seed: int) -> st
     for row in rows:
         numbers = [row.smallest, row.median, row.searched]
         lines.append(
-            f"| `{row.bound}` | {row.provenance} | {row.family} | {row.instances} | {row.violations} | "
+            f"| [{row.bound}](#{row.bound}) | {row.provenance} | {row.family} | {row.instances} | {row.violations} | "
             f"{' | '.join(map(_short, numbers))} | {'' if row.certificate is None else _short(row.certificate)} |"
         )
     lines += ["", "## Statements", ""]

@@ -65,7 +65,15 @@ class AcrossRanks:
         first = 0 if self._group is None else dist.get_global_rank(self._group, 0)
         shared = v.detach().clone().contiguous()
         dist.broadcast(shared, first, group=self._group)
-        total = self._operator.matvec(shared) * self.share
+        failed: ProbeError | None = None
+        try:
+            total = self._operator.matvec(shared) * self.share
+        except ProbeError as failure:  # the others are on their way into the sum: nobody may stay away from it
+            failed, total = failure, torch.full_like(shared, torch.nan)
         dist.all_reduce(total, group=self._group)
+        if failed is not None:
+            raise failed
+        if not bool(torch.isfinite(total).all()):
+            raise ProbeError("AcrossRanks: the product failed on another rank, whose own error says why")
         self._products += 1 if v.dim() == 1 else v.shape[0]
         return total

@@ -46,10 +46,10 @@ def envelope(
     away = displacements(chosen)
     mean = (chosen[:1].double() + (away[:1].neg())).to(chosen)
     differences = [0.0] * len(landscape.batches)
-    with landscape.scope(), torch.no_grad():
+    with landscape.scope():
         for index in range(len(differences)):
-            base = landscape.at(index, mean[0]).double()
-            gaps = [float(landscape.at(index, row).double() - base) for row in chosen]
+            base = landscape.valued(index, mean[0]).double()
+            gaps = [float(landscape.valued(index, row).double() - base) for row in chosen]
             differences[index] = sum(gaps) / len(gaps)
     buffers = "no buffers" if not any(True for _ in model.buffers()) else "buffers: the model's own at every point"
     return from_samples(

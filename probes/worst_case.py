@@ -122,8 +122,9 @@ class _Group:
     weights: tuple[float, ...]
 
     def value(self, flat: Tensor) -> float:
-        with self.landscape.scope(), torch.no_grad():
-            return sum(w * float(self.landscape.at(b, flat)) for b, w in zip(self.batches, self.weights, strict=True))
+        with self.landscape.scope():
+            parts = zip(self.batches, self.weights, strict=True)
+            return sum(w * float(self.landscape.valued(b, flat)) for b, w in parts)
 
     def gradient(self, flat: Tensor) -> Tensor:
         total = torch.zeros_like(flat)

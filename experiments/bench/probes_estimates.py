@@ -4,10 +4,10 @@
   percentile of seeds). The exact Gauss-Newton trace counts one product for each of its backward passes.
 - `eigenvalues`: products for the ten largest to 1e-3, against power iteration with deflation that is stopped by the
   truth, which no user could do (limit: eight times fewer), and where it is installed against PyHessian, by its own rule
-  and at the first tolerance that brings it to 1e-3.
+  and at the first tolerance that brings 95 % of its seeds to 1e-3.
 - `end-to-end`: seconds from a model to a trace whose 95 % interval is at most 1 % wide to each side, against what peers
-  need to be within 1 % in nine cases of ten: a number of products that is found with the dense truth, which their user
-  does not have (limit: five times faster).
+  need to be within 1 % as often as ours says it is, in 95 % of cases: a number of products that is found with the dense
+  truth, which their user does not have (limit: five times faster).
 - `coverage`: in how many of the seeds the nominal 95 % interval holds the truth (limits: 90 to 99 %).
 """
 
@@ -97,13 +97,15 @@ def bench_eigenvalues(scale: str) -> Iterator[Row]:
         row["fewer"] = row["power iteration"] / row["ours"]
         row["met"] = row["fewer"] >= 8 and row["our error"] <= 1e-3
         try:
-            row["PyHessian"], row["its error"] = _pyhessian_eigenvalues(case, truth, 1e-3)
-            for tolerance in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6):
-                spent, error = _pyhessian_eigenvalues(case, truth, tolerance)
-                if error <= 1e-3:
-                    row["PyHessian, to 1e-3"], row["at its tolerance"] = spent, tolerance
-                    row["fewer than PyHessian, to 1e-3"] = spent / row["ours"]
-                    row["met"] = row["met"] and spent >= 8 * row["ours"]
+            for tolerance in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6):
+                tried = [_pyhessian_eigenvalues(case, truth, tolerance, seed) for seed in range(20)]
+                spent, errors = [count for count, _ in tried], [error for _, error in tried]
+                if tolerance == 1e-3:
+                    row["PyHessian"], row["its error"] = float(np.median(spent)), float(np.quantile(errors, 0.95))
+                if np.quantile(errors, 0.95) <= 1e-3:
+                    row["PyHessian, to 1e-3"], row["at its tolerance"] = float(np.median(spent)), tolerance
+                    row["fewer than PyHessian, to 1e-3"] = row["PyHessian, to 1e-3"] / row["ours"]
+                    row["met"] = row["met"] and row["fewer than PyHessian, to 1e-3"] >= 8
                     break
         except ImportError:
             row["PyHessian"] = row["its error"] = None
@@ -228,10 +230,10 @@ def _by_budget(dense: Tensor, truth: float, method: Any, seed: int) -> float:
 
 
 def _hutchinson_needed(dense: Tensor, truth: float) -> int:
-    """Products for an error of 1 % in nine cases of ten, from the true variance."""
+    """Products for an error of 1 % in 95 % of cases, from the true variance."""
     exact = dense.double()
     variance = 2 * float(exact.square().sum() - exact.diagonal().square().sum())
-    return math.ceil((1.645 / TARGET) ** 2 * variance / truth**2)
+    return math.ceil((1.96 / TARGET) ** 2 * variance / truth**2)
 
 
 def _worst(values: list[float], truth: np.ndarray) -> float:
@@ -255,7 +257,7 @@ def _power(dense: Tensor, truth: np.ndarray, seed: int) -> int:
     return spent
 
 
-def _pyhessian_eigenvalues(case: Case, truth: np.ndarray, tolerance: float) -> tuple[int, float]:
+def _pyhessian_eigenvalues(case: Case, truth: np.ndarray, tolerance: float, seed: int) -> tuple[int, float]:
     """PyHessian's products and true error by its own rule at a tolerance."""
     made, utils = _pyhessian(case)
     spent, plain = [0], utils.hessian_vector_product
@@ -268,7 +270,7 @@ def _pyhessian_eigenvalues(case: Case, truth: np.ndarray, tolerance: float) -> t
     module.hessian_vector_product = counted
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             values, _ = made.eigenvalues(maxIter=1000, tol=tolerance, top_n=10)
     finally:
         module.hessian_vector_product = plain
@@ -296,7 +298,7 @@ def _pyhessian_trace(case: Case, dense: Tensor, truth: float) -> list[Plan]:
 
 
 def _curvlinops_trace(case: Case, dense: Tensor, truth: float) -> list[Plan]:
-    """Hutch++ or XTrace, whichever is within the target on nine of ten seeds with fewer products, and no user knows it.
+    """Hutch++ or XTrace, whichever is within the target on 95 % of seeds with fewer products, and no user knows it.
 
     The operator is made in the timed call, as its documentation does, and once more without its own check of the data.
     """
@@ -306,8 +308,8 @@ def _curvlinops_trace(case: Case, dense: Tensor, truth: float) -> list[Plan]:
         for budget in range(18, min(products, 600), 6):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                errors = [abs(float(getattr(library, rival)(dense, budget)) / truth - 1) for _ in range(20)]
-            if np.quantile(errors, 0.9) <= TARGET:
+                errors = [abs(float(getattr(library, rival)(dense, budget)) / truth - 1) for _ in range(60)]
+            if np.quantile(errors, 0.95) <= TARGET:
                 products, method = budget, rival
                 break
     model, batch = case.model(), case.batch()
@@ -317,5 +319,5 @@ def _curvlinops_trace(case: Case, dense: Tensor, truth: float) -> list[Plan]:
         operator = library.HessianLinearOperator(model, loss, parameters, [batch], **options)
         return getattr(library, method)(operator, products)
 
-    scheme = (products, products, f"{method}, 90th percentile of 20 seeds")
+    scheme = (products, products, f"{method}, 95th percentile of 60 seeds")
     return [("curvlinops", run, scheme), ("curvlinops, unchecked", lambda: run(check_deterministic=False), scheme)]

@@ -104,7 +104,7 @@ def test_the_ledger_counts_and_writes_its_page(tmp_path: Path, capsys: pytest.Ca
     text = page.read_text()
     assert "**0 violations**" in text
     assert "### `convex-descent`" in text
-    assert text.count("| `gap-ring` |") == sum(row["bound"] == "gap-ring" for row in said["rows"])
+    assert text.count("| [gap-ring](#gap-ring) |") == sum(row["bound"] == "gap-ring" for row in said["rows"])
     again = answer(capsys, line.replace("--processes 1", "--processes 2"))
     assert again == said, "the same seed gives the same rows, whatever the number of processes"
 

@@ -32,6 +32,13 @@ def problem(dtype: torch.dtype) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]
     return model, [(part.to(dtype), label) for part, label in zip(x.split([5, 4, 2]), y.split([5, 4, 2]), strict=True)]
 
 
+class Failing(Curvature):
+    """A Hessian whose products are not to be had."""
+
+    def matvec(self, v: Tensor) -> Tensor:
+        raise ProbeError("no product here")
+
+
 def main() -> None:
     rank, world, place, kind = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     torch.set_num_threads(1)
@@ -49,7 +56,13 @@ def main() -> None:
         AcrossRanks(Curvature(model, loss, mine, "2.*" if rank else None), 1)
     except ProbeError as error:
         wrong = str(error)
+    one_sided = ""
+    try:
+        AcrossRanks(Failing(model, loss, mine) if rank else Curvature(model, loss, mine), 1).matvec(v)
+    except ProbeError as error:
+        one_sided = str(error)
     answer = {
+        "one-sided": one_sided,
         "products": found.double().tolist(),
         "counted": op.products,
         "share": op.share,

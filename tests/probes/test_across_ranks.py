@@ -62,6 +62,8 @@ def test_every_rank_has_the_number_of_one_process(tmp_path, kind, tolerance):
     assert first["eigenvalue"] == pytest.approx(top_eigenvalues(op, 1)[0].value, rel=1e3 * tolerance)
     assert first["counted"] == second["counted"] == 3
     assert (first["share"], second["share"]) == (5 / 11, 6 / 11)
+    assert first["one-sided"] == "AcrossRanks: the product failed on another rank, whose own error says why"
+    assert second["one-sided"] == "no product here"
     assert first["wrong"] == "AcrossRanks: the ranks have [31, 15] parameters; build the same model on every rank"
 
 

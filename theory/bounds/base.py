@@ -93,7 +93,10 @@ class Bound(Generic[Problem]):
         failing = tuple(f"{a.name}: {a.statement}" for a in self.assumptions if not a.holds(p))
         if failing:
             return Answer(self.name, -math.inf if self.kind == "lower" else math.inf, failing)
-        return Answer(self.name, float(self.formula(p)))
+        try:
+            return Answer(self.name, float(self.formula(p)))
+        except OverflowError:  # beyond the largest number: an upper bound says nothing then, but it is not wrong
+            return Answer(self.name, -math.inf if self.kind == "lower" else math.inf)
 
     def facts(self) -> dict[str, Any]:
         """What a problem of this bound needs: field name -> default (`...` where there is none)."""
