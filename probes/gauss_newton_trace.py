@@ -1,10 +1,15 @@
 r"""The trace of the Gauss-Newton matrix, exactly, at one backward pass for each output of the model.
 
-Where samples do not interact, $\operatorname{tr} J^\top HJ = \sum_n \operatorname{tr} J_n^\top H_n J_n = \sum_{nc}
-\lambda_{nc} \lVert J_n^\top q_{nc}\rVert^2$ with the eigenpairs $\lambda, q$ of $H_n$, the Hessian of the loss by the
-outputs of sample n. One backward pass takes $q_{nc}$ of all samples together; the norms of the samples' gradients then
-come from what the layers read and what reached them (see `taps`), and no gradient of a sample is formed. Parameters
-used in another way are differentiated sample by sample with `vmap`.
+Where samples do not interact, $\operatorname{tr} J^\top HJ = \sum_n \operatorname{tr} J_n^\top H_n J_n$ with $H_n$, the
+Hessian of the loss by the outputs of sample n. There are two ways to it, each with one backward pass of all samples
+together for an output:
+
+- $\sum_{cc'} H_{ncc'} \langle g_{nc}, g_{nc'} \rangle$ with the gradients $g_{nc}$ of the outputs. What reached the
+  layers is mixed by $H_n$, and no eigenproblem is solved: the way for networks that make little of each sample;
+- $\sum_c \lambda_{nc} \lVert J_n^\top q_{nc}\rVert^2$ with the eigenpairs of $H_n$, of which many may vanish.
+
+The inner products of the samples' gradients come from what the layers read and what reached them (see `taps`), and no
+gradient of a sample is formed. Parameters used in another way are differentiated sample by sample with `vmap`.
 
 All that is checked, on random vectors: that no sample reaches another (BatchNorm in training does), and that the
 factors add up to the gradient that autograd finds.
@@ -12,7 +17,7 @@ factors add up to the gradient that autograd finds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
@@ -27,7 +32,7 @@ from dissensus.probes.graphs import Pullback
 from dissensus.probes.operator import dtype_name
 from dissensus.probes.sample_jacobians import APART, SampleJacobians
 from dissensus.probes.split import Split, split
-from dissensus.probes.taps import Tap, Taps, factors, squares, summed
+from dissensus.probes.taps import Tap, Taps, factors, inner, summed
 from dissensus.probes.untouched import undisturbed
 
 MOST_OUTPUTS = 256
@@ -35,6 +40,12 @@ MOST_OUTPUTS = 256
 
 HALVES = 4
 """Random halves of the samples between which nothing may pass."""
+
+SURE = 16
+"""As many halves where a vector says that samples meet, which may be rounding: one pair in 2^16 would be missed."""
+
+MIXED = 1000
+"""Numbers that the layers make of a sample up to which mixing is cheaper than the eigenvectors of H_n."""
 
 Looker = Callable[[int, "Apart"], None]
 
@@ -108,98 +119,143 @@ class Apart:
 
     def traces(self) -> dict[str, float]:
         """The trace of the block of every parameter."""
-        vectors, signs = self._factors()
-        self.passes = len(vectors)
         totals = dict.fromkeys(self.landscape.names, 0.0)
-        if not len(vectors):
+        curves = self._curves()
+        if curves is None:
             return totals
-        known = self.understood
-        taps = [tap for tap in self.taps if tap.weight in known or tap.bias in known]
-        if taps:
+        mixed = self._mixes(curves)
+        if mixed:
+            self.passes = self.outputs.shape[1]
+            for name, value in self._mixed(curves).items():
+                totals[name] = value
+        rest = [name for name in self.landscape.names if name not in self.understood]
+        if mixed and not rest:
+            return totals
+        vectors, signs = _eigen(curves)
+        self.passes = max(self.passes, len(vectors))
+        taps = [] if mixed else self._known_taps()
+        if taps and len(vectors):
             for lo, gradients in self._gradients(taps, vectors):
                 for name, pairs in factors(taps, gradients, self.count).items():
-                    if name in known:
-                        found = squares(pairs, self.landscape.shapes[name])
+                    if name in self.understood:
+                        found = inner(pairs, pairs, self.landscape.shapes[name])
                         totals[name] += float((found.double() * signs[lo : lo + len(found)]).sum())
-        rest = [name for name in self.landscape.names if name not in known]
-        if rest:
+        if rest and len(vectors):
             for name, value in self._one_by_one(rest, vectors, signs).items():
                 totals[name] = value
         return totals
 
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        """Vectors (k, n, outputs) and signs (k, n) with H_n = the sum over k of sign * vector vector^T."""
-        width, dtype = self.outputs.shape[1], self.outputs.dtype
+    def _curves(self) -> Tensor | None:
+        """H_n of every sample (n, outputs, outputs), or None where the loss is linear in the outputs."""
+        width = self.outputs.shape[1]
         slopes = torch.autograd.grad(self.parts.loss, self.parts.free, create_graph=True, materialize_grads=True)
         slope = torch.cat([s.reshape(self.count, -1) for s in slopes], 1)
-        if not slope.requires_grad:  # the loss is linear in the outputs
-            return self.outputs.new_zeros(0, self.count, width), self.outputs.new_zeros(0, self.count)
-        half, vectors = self._halves()
-        units = torch.eye(width, dtype=dtype, device=self.outputs.device)[:, None, :].expand(width, self.count, width)
-        flat = Pullback(slope.reshape(-1), self.parts.free)(torch.cat([units, vectors]).flatten(1))
-        pieces = [
-            piece.reshape(len(flat), self.count, -1) for piece in flat.split([w * self.count for w in self.widths], 1)
-        ]
-        images = torch.cat(pieces, 2)
-        for inside, image in zip(half, images[width:], strict=True):
-            if image[~inside].any():
-                raise ProbeError(
-                    f"the loss of batch {self.index} has curvature between samples, so its trace is no sum over them; "
-                    "use hessian_trace on the operator"
-                )
-        blocks = images[:width].double().permute(1, 0, 2)  # rows of all H_n
-        blocks = (blocks + blocks.mT) / 2
-        values, q = torch.linalg.eigh(blocks)
-        order = values.abs().argsort(dim=1, descending=True)
-        values, q = values.gather(1, order), q.gather(2, order[:, None, :].expand_as(q))
-        largest = values.abs().amax(0)
-        keep = int((largest > torch.finfo(dtype).eps * largest.amax()).sum())
-        vectors = (q * values.abs().sqrt()[:, None, :]).permute(2, 0, 1)[:keep]
-        return vectors.to(dtype), values.sign().T[:keep]
+        if not slope.requires_grad:
+            return None
+        back = Pullback(slope.reshape(-1), self.parts.free)
 
-    def _halves(self) -> tuple[Tensor, Tensor]:
-        """Random halves of the samples, and a random block that is zero outside of them."""
-        half = torch.stack([torch.randperm(self.count, generator=self.draw) < self.count // 2 for _ in range(HALVES)])
-        half = torch.cat([half, ~half])
-        vectors = torch.randn((len(half), *self.outputs.shape), generator=self.draw, dtype=self.outputs.dtype)
-        return half.to(self.outputs.device), (vectors * half[..., None]).to(self.outputs.device)
+        def images(vectors: Tensor) -> Tensor:
+            flat = back(vectors.flatten(1)).split([w * self.count for w in self.widths], 1)
+            pieces = [piece.reshape(len(vectors), self.count, -1) for piece in flat]
+            return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
 
-    def _reaching(self) -> set[int]:
-        """The taps where what a layer made for one sample reaches the outputs of another, by their number."""
-        half, vectors = self._halves()
-        found = set()
-        for lo, gradients in self._gradients(self.taps, vectors):
-            for number, gradient in enumerate(gradients):
-                outside = ~half[lo : lo + len(gradient)]
-                if gradient.reshape(len(gradient), self.count, -1)[outside].any():
-                    found.add(number)
-        return found
+        inside, vectors = self._halves(1)
+        found = images(torch.cat([self._units, vectors]))
+        meets = _outside(found[width:], inside)
+        if not meets and not _combines(vectors, found):
+            inside, vectors = self._halves(SURE)
+            meets = _outside(images(vectors), inside)
+        if meets:
+            raise ProbeError(
+                f"the loss of batch {self.index} has curvature between samples, so its trace is no sum over them; "
+                "use hessian_trace on the operator"
+            )
+        curves = found[:width].transpose(0, 1)
+        return (curves + curves.mT) / 2
+
+    @property
+    def _units(self) -> Tensor:
+        """The unit vectors of the outputs (outputs, n, outputs), for all samples alike."""
+        width = self.outputs.shape[1]
+        units = torch.eye(width, dtype=self.outputs.dtype, device=self.outputs.device)
+        return units[:, None, :].expand(width, self.count, width)
+
+    def _mixes(self, curves: Tensor) -> bool:
+        """Whether mixing what the units become is the cheaper way: few hidden numbers, and no output that H ignores."""
+        width, made = curves.shape[1], sum(tap.made.numel() for tap in self.taps)
+        fits = width + 2 <= self._at_once(made)
+        return 0 < made <= MIXED * self.count and fits and bool(curves.abs().amax((0, 2)).all())
+
+    def _mixed(self, curves: Tensor) -> dict[str, float]:
+        r"""The traces $\sum_{cc'} H_{cc'} \langle g_c, g_{c'} \rangle$ of the parameters that are understood."""
+        width = len(curves[0])
+        inside, vectors = self._halves(1)
+        ((_, pulled),) = self._gradients(self.taps, torch.cat([self._units, vectors]))
+        mixer = torch.cat([curves, vectors.sum(0)[:, None]], 1)
+        mixed, agree = list[Tensor](), True
+        for tap, gradient in zip(self.taps, pulled, strict=True):
+            rows = gradient.reshape(len(gradient), self.count, -1)
+            found = torch.bmm(mixer, rows[:width].transpose(0, 1))
+            mixed.append(found[:, :width].transpose(0, 1).reshape(width, *tap.made.shape))
+            agree = agree and _same(rows[width:].sum(0), found[:, width])
+        blocks: Iterable[tuple[int, list[Tensor]]] = [(0, [gradient[width:] for gradient in pulled])]
+        if not agree:
+            inside, vectors = self._halves(SURE)
+            blocks = self._gradients(self.taps, vectors)
+        self.understood = self._understood(vectors, inside, blocks)
+        pairs = factors(self.taps, [gradient[:width] for gradient in pulled], self.count)
+        others = factors(self.taps, mixed, self.count)
+        return {
+            name: float(inner(pairs[name], others[name], self.landscape.shapes[name]).sum(dtype=torch.float64))
+            for name in pairs
+            if name in self.understood
+        }
+
+    def _known_taps(self) -> list[Tap]:
+        return [tap for tap in self.taps if tap.weight in self.understood or tap.bias in self.understood]
+
+    def _halves(self, count: int) -> tuple[Tensor, Tensor]:
+        """Random halves of the samples with what they leave, as ones, and a random block that is zero outside."""
+        half = torch.stack([torch.randperm(self.count, generator=self.draw) < self.count // 2 for _ in range(count)])
+        inside = torch.cat([half, ~half])[..., None].to(self.outputs)
+        vectors = torch.randn((len(inside), *self.outputs.shape), generator=self.draw, dtype=self.outputs.dtype)
+        return inside, vectors.to(self.outputs.device) * inside
 
     @cached_property
     def understood(self) -> set[str]:
-        """The parameters whose gradient is what the factors say."""
+        """The parameters whose gradient is what the factors say, sample by sample."""
         if not self.taps:
             return set()
-        astray = {name for number in self._reaching() for name in (self.taps[number].weight, self.taps[number].bias)}
-        u = torch.randn(self.outputs.shape, generator=self.draw, dtype=self.outputs.dtype).to(self.outputs.device)
-        made = [tap.made for tap in self.taps]
-        *gradients, whole = torch.autograd.grad(
-            self.outputs, [*made, self.leaf], u, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        pieces = self.landscape.split(whole)
-        found = factors(self.taps, [gradient[None] for gradient in gradients], self.count)
+        inside, vectors = self._halves(HALVES)
+        return self._understood(vectors, inside, self._gradients(self.taps, vectors))
+
+    def _understood(self, vectors: Tensor, inside: Tensor, blocks: Iterable[tuple[int, list[Tensor]]]) -> set[str]:
+        """Where nothing reaches out of a half, and the factors of the sum of all vectors make up its gradient."""
+        (whole,) = torch.autograd.grad(self.outputs, self.leaf, vectors.sum(0), retain_graph=True)
+        truth = self.landscape.split(whole)
+        sums, astray = [torch.zeros_like(tap.made) for tap in self.taps], set()
+        for lo, gradients in blocks:
+            for tap, total, gradient in zip(self.taps, sums, gradients, strict=True):
+                total += gradient.sum(0)
+                if _outside(gradient.reshape(len(gradient), self.count, -1), inside[lo : lo + len(gradient)]):
+                    astray |= {tap.weight, tap.bias}
+        found = factors(self.taps, [total[None] for total in sums], self.count)
         return {
             name
             for name, pairs in found.items()
-            if name not in astray and _same(summed(pairs, self.landscape.shapes[name]), pieces[name])
+            if name not in astray and _same(summed(pairs, self.landscape.shapes[name]), truth[name])
         }
+
+    def _at_once(self, size: int) -> int:
+        """Vectors that are pulled back together to so many numbers."""
+        return max(1, self.memory // (4 * size * self.outputs.element_size()))
 
     def _gradients(self, taps: list[Tap], vectors: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
         """Blocks of vectors pulled back to what the layers made, with the number of their first vector."""
         made = [tap.made for tap in taps]
         sizes = [t.numel() for t in made]
         back = Pullback(self.outputs.reshape(-1), made)
-        width = max(1, self.memory // (4 * sum(sizes) * self.outputs.element_size()))
+        width = self._at_once(sum(sizes))
         for lo in range(0, len(vectors), width):
             rows = back(vectors[lo : lo + width].reshape(-1, self.outputs.numel()))
             yield (
@@ -226,6 +282,32 @@ class Apart:
         if not (agree and _same(torch.cat(outputs), self.outputs.detach())):
             raise ProbeError(APART.format(index=self.index, why="alone, a sample gives another output"))
         return totals
+
+
+def _eigen(curves: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors (k, n, outputs) and signs (k, n) with H_n = the sum over k of sign * vector vector^T."""
+    values, q = torch.linalg.eigh(curves.double())
+    order = values.abs().argsort(dim=1, descending=True)
+    values, q = values.gather(1, order), q.gather(2, order[:, None, :].expand_as(q))
+    largest = values.abs().amax(0)
+    keep = int((largest > torch.finfo(curves.dtype).eps * largest.amax()).sum())
+    vectors = (q * values.abs().sqrt()[:, None, :]).permute(2, 0, 1)[:keep]
+    return vectors.to(curves.dtype), values.sign().T[:keep]
+
+
+def _outside(images: Tensor, inside: Tensor) -> bool:
+    """Whether images (k, n, ...) of vectors that are zero outside of some samples are not."""
+    return bool((images * (1 - inside)).any())
+
+
+def _combines(vectors: Tensor, images: Tensor) -> bool:
+    """Whether the last images, of these vectors, are the first ones, of the units, combined sample by sample.
+
+    One random vector tells any two samples that meet, but rounding may say so, too: only a yes is trusted.
+    """
+    width = vectors.shape[2]
+    combined = torch.bmm(vectors.sum(0)[:, None], images[:width].transpose(0, 1))
+    return _same(images[width:].sum(0), combined[:, 0])
 
 
 def _same(found: Tensor, truth: Tensor) -> bool:

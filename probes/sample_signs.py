@@ -74,31 +74,30 @@ class _Kept:
     def samples(self, count: int, names: list[str], generator: torch.Generator) -> tuple[np.ndarray, float]:
         """Quadratic forms (count, names) of fresh probes, and the size of what was added up in them."""
         out, size = np.zeros((count, len(names))), 0.0
-        if self._back is None:
+        if self._back is None or self.slope is None:
             return out, size
-        moves: list[tuple[_Moved, Tensor]] = []
-        whole: list[Tensor | None] = [None] * len(self.made)
+        sizes = [made.numel() for made in self.made]
+        vectors = self.slope.new_empty(count, sum(sizes))
+        wholes, moves = vectors.split(sizes, dim=1), list[tuple[_Moved, Tensor]]()
         for move in self.moved:
-            tap, made = self.taps[move.tap], self.made[move.tap]
+            tap, made, whole = self.taps[move.tap], self.made[move.tap], wholes[move.tap]
             n, t, p = _positions(tap, made, self.count)
             signs = _signs((count, n, 1 if move.factor is None else move.factor.shape[2], p), generator).to(made)
             if move.factor is None:
                 moved = signs.expand(count, n, t, p)
             else:
                 moved = signs.mul_(move.factor) if t == 1 else move.factor @ signs
-            moved = _shaped(tap, moved, made)
-            before = whole[move.tap]
-            whole[move.tap] = moved if before is None else before + moved
+            moved = _shaped(tap, moved, made).reshape(count, -1)
+            if moves and moves[-1][0].tap == move.tap:  # a bias moves what its weight has moved
+                whole += moved
+            else:
+                whole.copy_(moved)
             moves.append((move, moved))
-        flat = [
-            made.new_zeros(count, made.numel()) if w is None else w for w, made in zip(whole, self.made, strict=True)
-        ]
-        rows = self._back(torch.cat([w.reshape(count, -1) for w in flat], dim=1))
-        images = rows.split([made.numel() for made in self.made], dim=1)
+        images = self._back(vectors).split(sizes, dim=1)
         for move, moved in moves:
-            terms = moved.reshape(count, -1) * images[move.tap]
-            size += float(terms.abs().sum(1, dtype=torch.float64).mean())
-            forms = terms.reshape(count, self.count, -1).sum(2, dtype=torch.float64)
+            terms = moved.mul(images[move.tap])
+            forms = terms.reshape(count, self.count, -1).sum(2).double()
+            size += float(terms.abs_().sum()) / count
             for name, share in move.shares.items():
                 found = forms.sum(1) if share is None else forms @ share.double()
                 out[:, names.index(name)] += found.cpu().numpy()

@@ -119,6 +119,8 @@ def interval(samples: np.ndarray, confidence: float, degrees: int) -> Interval:
         return Interval(mean, 0.0, mean, mean, 0.0)
     unit = (samples - mean) / scale
     sigma = float(unit.std(ddof=1))
+    if sigma == 0:  # equal samples, and a mean that was rounded
+        return Interval(mean, 0.0, mean, mean, 0.0)
     skew = float(np.mean(unit**3)) / float(unit.std()) ** 3
     ends = [scale * sigma * _unskewed(sign * t / math.sqrt(m), skew, m) for sign in (1.0, -1.0)]
     stderr = scale * sigma / math.sqrt(m)

@@ -2,9 +2,9 @@ r"""What linear layers, convolutions and embeddings hold of per-sample gradients
 
 Such a layer uses its weight as a sum of products over positions t, so the gradient of sample n is
 $g_n = \sum_t \ell_{nt} r_{nt}^\top$: for y = W x the left factor is the gradient by y and the right one is x; for an
-embedding the left one marks the row looked up. Then $\lVert g_n\rVert^2 = \sum_{tt'} (\ell_{nt}\cdot\ell_{nt'})
-(r_{nt}\cdot r_{nt'})$, from two small matrices or from $g_n$ itself, whichever is cheaper. Weights used several times
-(tied) have their positions joined.
+embedding the left one marks the row looked up. Then $\langle g_n, g'_n\rangle = \sum_{tt'} (\ell_{nt}\cdot\ell'_{nt'})
+(r_{nt}\cdot r'_{nt'})$, from two small matrices or from $g_n, g'_n$ themselves, whichever is cheaper. Weights used
+several times (tied) have their positions joined.
 """
 
 from __future__ import annotations
@@ -78,22 +78,29 @@ def factors(taps: list[Tap], gradients: Sequence[Tensor], samples: int) -> dict[
         if tap.weight:
             pairs.setdefault(tap.weight, []).append((right, left) if tap.kind == "embedding" else (left, right))
         if tap.bias:
-            pairs.setdefault(tap.bias, []).append((left.sum(2, keepdim=True), left.new_ones(1, samples, 1, 1)))
+            added = left if left.shape[2] == 1 else left.sum(2, keepdim=True)
+            pairs.setdefault(tap.bias, []).append((added, left.new_ones(1, samples, 1, 1)))
     return pairs
 
 
-def squares(pairs: list[Pair], shape: torch.Size) -> Tensor:
-    """The squared norms (k, n) of per-sample gradients given by their factors."""
+def inner(pairs: list[Pair], others: list[Pair], shape: torch.Size) -> Tensor:
+    """The inner products (k, n) of per-sample gradients given by their factors with others of the same uses."""
     if all(left.dim() == 3 for left, _ in pairs):
-        rows, right = torch.cat([left for left, _ in pairs], 2), torch.cat([right for _, right in pairs], 2)
-        return ((rows[..., :, None] == rows[..., None, :]) * (right @ right.mT)).sum((2, 3))
-    left, right = _joined([_dense(left, shape, right.dtype) for left, right in pairs]), _joined([r for _, r in pairs])
+        rows = torch.cat([left for left, _ in pairs], 2)
+        right, other = (torch.cat([right for _, right in side], 2) for side in (pairs, others))
+        return ((rows[..., :, None] == rows[..., None, :]) * (right @ other.mT)).sum((2, 3))
+    (left, right), (left_2, right_2) = _stacked(pairs, shape), _stacked(others, shape)
     t, p, q = left.shape[2], left.shape[3], right.shape[3]
     if t == 1:
-        return left.square().sum((2, 3)) * right.square().sum((2, 3))
+        return (left * left_2).sum((2, 3)) * (right * right_2).sum((2, 3))
     if t * (p + q) < p * q:
-        return ((left @ left.mT) * (right @ right.mT)).sum((2, 3))
-    return (left.mT @ right).square().sum((2, 3))
+        return ((left @ left_2.mT) * (right @ right_2.mT)).sum((2, 3))
+    return ((left.mT @ right) * (left_2.mT @ right_2)).sum((2, 3))
+
+
+def _stacked(pairs: list[Pair], shape: torch.Size) -> Pair:
+    """The positions of all uses one after another, left and right."""
+    return _joined([_dense(left, shape, right.dtype) for left, right in pairs]), _joined([right for _, right in pairs])
 
 
 def summed(pairs: list[Pair], shape: torch.Size) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from torch.func import functional_call, jacrev
 from dissensus.probes import Curvature, ProbeError
 from dissensus.probes.gauss_newton import GaussNewton
 from dissensus.probes.gauss_newton_trace import gauss_newton_layer_traces, gauss_newton_trace
+from dissensus.probes.sample_jacobians import SampleJacobians
 
 
 def hessian(function):
@@ -236,3 +239,113 @@ def test_outputs_of_any_structure(mlp):
     op, plain = GaussNewton(Wrapped(), wrapped, batches), GaussNewton(model, loss, batches)
     torch.testing.assert_close(op.dense(), plain.dense(), rtol=1e-12, atol=1e-14)
     assert gauss_newton_trace(op).value == pytest.approx(gauss_newton_trace(plain).value, rel=1e-12)
+
+
+class Shared(nn.Module):
+    """A layer of one position used twice, one of three positions, one frozen weight with a free bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.along, self.out = nn.Linear(3, 3), nn.Linear(1, 2), nn.Linear(6, 3)
+        self.out.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.twice(torch.tanh(self.twice(x))))
+        return self.out(torch.tanh(self.along(x[..., None])).flatten(1))
+
+
+class Looked(nn.Module):
+    """A table whose rows are looked up, some twice, tied to the head; and a second table that is not tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.other, self.head = nn.Embedding(5, 4), nn.Embedding(5, 4), nn.Linear(4, 5)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.table(tokens) + self.other(tokens)).mean(1))
+
+
+def saddle(model, batch):
+    """Indefinite in the outputs of every sample, and another for each."""
+    z = model(batch[0])
+    bend = z[:, 0] * z[:, 1] - z[:, -1] ** 2 + z[:, 0] * z[:, 2].sin() + (z**3).sum(1) / 30
+    return (batch[1] * bend).mean()
+
+
+@pytest.mark.parametrize("build", [Shared, Looked])
+def test_mixing_and_eigenvectors_agree_where_the_loss_bends_both_ways(build, monkeypatch):
+    torch.manual_seed(2)
+    model = build().double()
+    tokens = torch.tensor([[0, 1, 1], [2, 2, 2], [3, 0, 2], [4, 1, 0]])
+    inputs = tokens if build is Looked else torch.randn(4, 3).double()
+    batches = [(inputs[:3], torch.tensor([1.0, -2.0, 0.5]).double()), (inputs[3:], torch.tensor([3.0]).double())]
+    op = GaussNewton(model, saddle, batches)
+    diagonal = op.landscape.split(op.dense().diagonal())
+    solved, eigh = list[int](), torch.linalg.eigh
+
+    def counted(matrix):
+        solved.append(len(matrix))
+        return eigh(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", counted)
+    mixed = gauss_newton_layer_traces(op)
+    assert not solved
+    monkeypatch.setattr(importlib.import_module("dissensus.probes.gauss_newton_trace"), "MIXED", 0)
+    eigen = gauss_newton_layer_traces(op)
+    assert solved == [3, 1]
+    scale = sum(float(part.abs().sum()) for part in diagonal.values())
+    assert min(float(part.sum()) for part in diagonal.values()) < 0
+    for name, truth in diagonal.items():
+        assert mixed[name].value == pytest.approx(float(truth.sum()), abs=1e-12 * scale), name
+        assert eigen[name].value == pytest.approx(float(truth.sum()), abs=1e-12 * scale), name
+
+
+class Neighbours(nn.Sequential):
+    """Two samples look at each other; all others are alone."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        made = super().forward(x)
+        other = made.clone()
+        other[0], other[1] = made[0] + 0.1 * made[1], made[1] + 0.1 * made[0]
+        return other
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_samples_that_meet_are_found_out(seed):
+    """A single pair, which one random half keeps together every second time."""
+    torch.manual_seed(seed)
+    model = Neighbours(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    batch = torch.randn(9, 3).double(), torch.randint(0, 3, (9,))
+    op = GaussNewton(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), [batch], seed=seed)
+    with pytest.raises(ProbeError, match=r"samples of batch 0 cannot be taken apart"):
+        gauss_newton_trace(op)
+
+
+def test_rounding_in_a_saturated_output_is_not_taken_for_samples_that_meet(monkeypatch):
+    """Probabilities that are all but sure cancel in their backward, so that the units combine only to rounding."""
+    torch.manual_seed(0)
+    last = nn.Linear(4, 3)
+    last.weight.data.mul_(300)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), last, nn.Softmax(1))
+    batch = torch.randn(40, 3), torch.rand(40, 3)
+    op = GaussNewton(model, lambda m, b: (m(b[0]) - b[1]).square().mean(), [batch])
+    exact = gauss_newton_trace(op).value
+    monkeypatch.delattr(SampleJacobians, "pulled")
+    assert gauss_newton_trace(op).value == exact  # no parameter was taken sample by sample
+    truth = GaussNewton(
+        model.double(), lambda m, b: (m(b[0]) - b[1]).square().mean(), [(batch[0].double(), batch[1].double())]
+    )
+    assert exact == pytest.approx(gauss_newton_trace(truth).value, rel=1e-3)
+
+
+def test_rounding_in_a_fitted_loss_is_not_taken_for_samples_that_meet():
+    """Every label sure to six digits: H is what is left of numbers a million times as large."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+    x = torch.eye(3).repeat(5, 1)
+    model.weight.data.copy_(14 * torch.eye(3))
+    found = gauss_newton_trace(GaussNewton(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), [(x, x.argmax(1))]))
+    with torch.no_grad():
+        p = torch.softmax(model.double()(x.double()), 1)
+    assert found.value == pytest.approx(float(2 * (p * (1 - p)).sum(1).mean()), rel=0.2)

@@ -24,3 +24,11 @@ def test_symmetric_samples_keep_students_interval():
     made = interval(samples, 0.95, 4)
     half = t_quantile(0.95, 4) * samples.std(ddof=1) / 5**0.5
     assert (made.low, made.high, made.half) == pytest.approx((10 - half, 10 + half, half))
+
+
+def test_equal_samples_whose_mean_is_rounded_have_no_spread():
+    samples = np.full(12, 0.1 + 0.2)
+    shifted = next(np.full(m, x) for m in range(3, 40) for x in (0.1, 0.3, 0.7) if np.full(m, x).mean() != x)
+    for equal in (samples, shifted):
+        made = interval(equal, 0.95, len(equal) - 1)
+        assert (made.stderr, made.half, made.low, made.high) == (0.0, 0.0, made.mean, made.mean)

@@ -29,7 +29,7 @@ METHODS = ["hutchinson", "deflated", "hutch++", "xtrace"]
 
 
 def coverage(op, truth, method, rtol, seeds):
-    """The share of seeds whose interval holds the truth, and the mean error in standard deviations of itself."""
+    """The share of seeds whose interval holds the truth, the mean error, and the standard deviation of that mean."""
     found = [hessian_trace(op, rtol=rtol, max_matvecs=160, seed=seed, method=method) for seed in seeds]
     errors = np.array([e.value - truth for e in found])
     spread = errors.std() / len(errors) ** 0.5
@@ -52,7 +52,9 @@ def test_intervals_hold_at_other_targets(known, method, rtol):
     op, truth = known
     held, bias, spread = coverage(op, truth, method, rtol, range(400))
     assert 0.90 <= held <= (1.0 if method in ("xtrace", "hutch++") else 0.99)
-    assert abs(bias) <= 4 * spread + 1e-9
+    assert abs(bias) <= 4 * spread + 0.1 * rtol * truth, (
+        "stopping where it looks good costs less than a tenth of the target"
+    )
 
 
 def test_convergence_means_the_target_was_met(known):
