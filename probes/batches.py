@@ -141,7 +141,7 @@ def _fingerprint(batch: Any) -> int:
         if isinstance(leaf, Tensor):
             code = zlib.crc32(f"{tuple(leaf.shape)} {leaf.dtype}".encode(), code)
             raw = leaf.detach().cpu().contiguous().reshape(-1)
-            code = zlib.crc32(raw.view(torch.uint8).numpy(), code) if raw.numel() else code
+            code = zlib.crc32(raw.view(torch.uint8).numpy().data, code) if raw.numel() else code
         elif isinstance(leaf, (int, float, str, bytes, bool)):
             code = zlib.crc32(repr(leaf).encode(), code)
     return code

@@ -73,7 +73,8 @@ class SampleJacobians:
     def _sample(self, q: Tensor, rows: Rows) -> tuple[Tensor, list[Tensor]]:
         """The outputs of one sample, and (k, ...) rows through its transposed Jacobian."""
         chosen = [self._whole[name] for name in self._names]
-        outputs, back = torch.func.vjp(lambda pieces: self._alone(pieces, rows), chosen)
+        pulled: Any = torch.func.vjp(lambda pieces: self._alone(pieces, rows), chosen)
+        outputs, back = pulled
         try:
             return outputs, torch.vmap(back)(q)[0]
         except RuntimeError:

@@ -56,7 +56,7 @@ class StandIn:
         self.__dict__["_model"], self.__dict__["_answer"] = model, answer
 
     @property
-    def __class__(self) -> type:
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         return type(self.__dict__["_model"])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -80,7 +80,8 @@ def _pointwise(operation: Recorded) -> Push:
         free = [
             a.detach().expand(made.shape).clone().requires_grad_() if i in moving else a for i, a in enumerate(args)
         ]
-        value = _SPELT_OUT.get(operation.call, operation.call)(*free, **operation.kwargs)
+        function: Any = _SPELT_OUT.get(operation.call, operation.call)
+        value = function(*free, **operation.kwargs)
         slopes = torch.autograd.grad(
             value, [free[i] for i in moving], torch.ones_like(value), allow_unused=True, materialize_grads=True
         )

@@ -223,7 +223,8 @@ def _layer_norm_backward(operation: Recorded) -> Push:
     def push(d: Any) -> Any:
         dg, dx, dmean, dscale, dw = d[0], d[1], d[3], d[4], d[5]
         k = len(next(t for t in (dg, dx, dw) if t is not None))
-        moved = rate = None
+        moved: Any = None
+        rate: Any = None
         if dx is not None:  # how the normalised x moves
             rate = dscale / scale
             moved = ((dx - dmean) * scale).addcmul_(normal, rate)

@@ -125,7 +125,7 @@ def layer_traces(
         check_rtol(rtol)
     lengths = list(pieces.values())
     run = _Run(operator, 1e-300 if rtol is None else rtol, max_matvecs, seed, confidence)
-    known, price, by_sample = np.zeros(len(lengths)), 1, None
+    known, price, by_sample, shares = np.zeros(len(lengths)), 1, None, np.zeros((0, 0))
     if method == "split":
         residual, _ = residual_of(operator, required=True)
         assert residual is not None
