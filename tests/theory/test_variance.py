@@ -70,7 +70,9 @@ def test_variance_and_stability_equal_the_two_by_two_truth(mode) -> None:
     assert bool(stable(*arguments, weight_decay=decay)) == (radius < 1.0)
     got = variance(*arguments, weight_decay=decay)
     assert got == pytest.approx(expected, rel=1e-13 / (1.0 - min(radius, 1 - 1e-6)))
-    if radius < 1:
+    if radius < 1e-6:  # forgotten at once: rounding decides about the digits of such an eigenvalue
+        assert relaxation(*arguments, weight_decay=decay) < 0.1
+    elif radius < 1:
         assert relaxation(*arguments, weight_decay=decay) == pytest.approx(-1 / np.log(radius), rel=1e-6)
     else:
         assert np.isinf(relaxation(*arguments, weight_decay=decay))
