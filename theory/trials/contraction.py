@@ -69,7 +69,11 @@ def _periods(rounds: list[np.ndarray], x: np.ndarray, steps: int) -> Trial:
 def adapted(draws: Draws) -> Trial:
     """The norm of the weakened matrix itself."""
     w, gamma = graphs.mixing(draws), draws.real(1e-3, 1.0, log=True)
-    return Trial(Adapted(gamma, graphs.contraction(w)), graphs.contraction((1 - gamma) * np.eye(len(w)) + gamma * w))
+    return Trial(
+        Adapted(gamma, graphs.contraction(w)),
+        graphs.contraction((1 - gamma) * np.eye(len(w)) + gamma * w),
+        rounding=1e-15,
+    )
 
 
 @trial("adapted-contraction-symmetric")
