@@ -7,7 +7,7 @@ import numpy as np
 from dissensus.theory.bounds.convex_descent import ConvexProblem
 from dissensus.theory.trials.base import Draws, Trial, trial
 from dissensus.theory.trials.dsgd_setup import Setup, random_setup
-from dissensus.theory.trials.functions import Quadratics, heterogeneity_at
+from dissensus.theory.trials.functions import heterogeneity_at, one_against_many
 from dissensus.theory.trials.ramps import huber
 
 NAME = "convex-descent"
@@ -89,10 +89,6 @@ def tug(draws: Draws, size: int, *, steps: int, silent: int = 0, noise: float = 
     lazy = draws.real(0.0, 0.9)
     lr = min(draws.real(0.03, 0.3, log=True), 0.5 * (1.0 - lazy) / (1.0 + silent))
     horizon = max(2, min(steps, int(draws.real(2.0, 8.0, log=True) * size / lr)))
-    push = np.full((size, 1), -1.0 / (size - 1))
-    push[0] = 1.0
-    bends = np.zeros((size, 1, 1))
-    bends[0] = 1.0
     w = lazy * np.eye(size) + (1.0 - lazy) / size
     matrices = [w, *[np.eye(size)] * silent]
-    return Setup(Quadratics(bends, push), matrices, lr, horizon, np.zeros(1), "awc", noise)
+    return Setup(one_against_many(size), matrices, lr, horizon, np.zeros(1), "awc", noise)

@@ -192,6 +192,13 @@ def random_spread(rng: np.random.Generator, size: int, dimension: int, mean_squa
     return b * (math.sqrt(mean_square) / scale if scale > 0.0 else 0.0)
 
 
+def one_against_many(size: int, bend: float = 0.0) -> Quadratics:
+    """In one dimension, one worker of curvature 1 and others of curvature `bend` that hold it in balance at zero."""
+    bends, push = np.full((size, 1, 1), bend), np.full((size, 1), -1.0 / (size - 1))
+    bends[0] = push[0] = 1.0
+    return Quadratics(bends, push)
+
+
 def random_quadratics(
     draws: Draws, size: int, dimension: int, *, heterogeneity: float, condition: float = 0.0, common: bool = False
 ) -> Quadratics:

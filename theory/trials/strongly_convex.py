@@ -13,6 +13,7 @@ from dissensus.theory.trials.functions import (
     Logistic,
     Quadratics,
     mean_value,
+    one_against_many,
     random_logistic,
     random_quadratics,
 )
@@ -107,11 +108,8 @@ def common(draws: Draws) -> Trial:
 def at_optimum(draws: Draws) -> Trial:
     """One worker has most of the curvature and all of the quarrel: heterogeneity alone."""
     n = draws.integer(2, 10)
-    bends = np.full((n, 1, 1), draws.real(1e-3, 0.999, log=True))
-    bends[0] = 1.0
-    push = np.full((n, 1), -1.0 / (n - 1))
-    push[0] = 1.0
+    functions = one_against_many(n, draws.real(1e-3, 0.999, log=True))
     lazy = draws.real(0.0, 0.95)
     w = lazy * np.eye(n) + (1.0 - lazy) / n
     steps = int(draws.real(2.0, 2000.0, log=True))
-    return measured(Quadratics(bends, push), w, draws.real(0.01, 1.0, log=True), steps, np.zeros(1))
+    return measured(functions, w, draws.real(0.01, 1.0, log=True), steps, np.zeros(1))

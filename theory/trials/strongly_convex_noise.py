@@ -8,7 +8,7 @@ from dissensus.theory.bounds.strongly_convex_noise import NoisyStronglyConvexPro
 from dissensus.theory.trials.base import Draws, Trial, trial
 from dissensus.theory.trials.doubly_stochastic import contraction, random_mixing
 from dissensus.theory.trials.dsgd_runs import mean_worker, moments
-from dissensus.theory.trials.functions import Quadratics, heterogeneity_at, random_quadratics
+from dissensus.theory.trials.functions import Quadratics, heterogeneity_at, one_against_many, random_quadratics
 from dissensus.theory.trials.strongly_convex import beyond_rounding, convexity, least_curvature
 
 NAME = "strongly-convex-noise"
@@ -81,14 +81,11 @@ def start_alone(draws: Draws) -> Trial:
 def heterogeneity_alone(draws: Draws) -> Trial:
     """One worker has most of the curvature and all of the quarrel; a start at the optimum."""
     n = draws.integer(2, 10)
-    bends = np.full((n, 1, 1), draws.real(1e-3, 0.999, log=True))
-    bends[0] = 1.0
-    push = np.full((n, 1), -1.0 / (n - 1))
-    push[0] = 1.0
+    functions = one_against_many(n, draws.real(1e-3, 0.999, log=True))
     lazy = draws.real(0.0, 0.95)
     w = lazy * np.eye(n) + (1.0 - lazy) / n
     lr, steps = draws.real(1e-3, 1.0, log=True), draws.integer(2, 60)
-    return measured(Quadratics(bends, push), w, lr, steps, np.zeros(1), "awc", 0.0)
+    return measured(functions, w, lr, steps, np.zeros(1), "awc", 0.0)
 
 
 @trial(NAME, "a common parabola")
