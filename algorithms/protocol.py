@@ -7,13 +7,14 @@ engine answers it:
 | request | answer |
 |---|---|
 | `Gradient(at)` | the stochastic gradients of the local losses at the rows of `at`, on this step's batches |
-| `Mix(value)` | the rows of $W_t\,\mathrm{value}$: an exchange with this step's neighbours, waited for |
-| `Post(value)` then `Await(ticket)` | the same exchange in two halves: what lies between them hides it |
+| `Mix(value, share)` | the rows of $W_\gamma\,\mathrm{value}$: an exchange with this step's neighbours, waited for |
+| `Post(value)` then `Await(ticket, share)` | the same exchange in two halves: what lies between them hides it |
 | `Mean(value)` | every row replaced by the mean over all workers (an all-reduce) |
 | `Norm(value)` | the 2-norm of every row, as a column |
 | `Note(name, value)` | nothing: the engine records it (the gamma of this step) |
 
-So DSGD in the order adapt-while-communicate reads, line by line, as its equation $x^+ = W x - \alpha\,g(x)$:
+with $W_\gamma = (1-\gamma) I + \gamma W_t$, where the share $\gamma$ of the mixture that is taken is 1 unless told
+otherwise. So DSGD in the order adapt-while-communicate reads, line by line, as its equation $x^+ = W x - \alpha\,g(x)$:
 
     ticket = yield Post(x)
     g = yield Gradient(x)
@@ -28,7 +29,13 @@ per bucket of columns, in lockstep, because apart from `Norm` nothing couples co
 in another way, like a compressor of whole messages, says so with `columnwise = False`). And a training loop that is
 not ours ("`loss.backward(); opt.step()`") drives the same generator from the outside: `step()` sends the gradient in,
 runs to the end, and advances the next step up to its `Gradient`, so what an algorithm posts before its gradient is in
-flight under the next forward and backward without a word about streams in the algorithm.
+flight under the next forward and backward without a word about streams in the algorithm. What an algorithm asks of the
+learning rate before its gradient is asked when that gradient is due, after the loop's scheduler has spoken: only a `Post`
+that comes first of all is answered at once.
+
+An algorithm says `in_place = True` if it only *hands on* points and gradients: whatever it has given to `Mix`, `Post`, `Mean`
+or `move` it does not read again, and with a gradient it does nothing but pass it to `move` or `Mean`. An engine may then
+overwrite what it was given: a step needs no copy of the parameters beside what is in flight.
 
 Laws every algorithm obeys: no argument is written to; no Python branch on a tensor's value; state is a NamedTuple of
 tensors with one row per worker; all exchanges of a step use the same round $W_t$.
@@ -60,6 +67,8 @@ class Mix:
     """Asks for one exchange with this step's neighbours, and waits for it."""
 
     value: Tensor
+    share: float | Tensor = 1.0
+    """γ: how much of the mixture is taken, a number or a column; the rest of a row is the worker's own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +83,8 @@ class Await:
     """Waits for the exchange of a ticket."""
 
     ticket: Any
+    share: float | Tensor = 1.0
+    """As in `Mix`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +151,13 @@ class Local(Protocol):
         ...
 
 
+def toward(x: Tensor, mixed: Tensor, share: float | Tensor) -> Tensor:
+    """(1 - γ) x + γ mixed, exact at γ = 0 and at γ = 1: what engines make of a share."""
+    if isinstance(share, Tensor):
+        return torch.lerp(x, mixed, share.to(x.dtype))
+    return mixed if share == 1.0 else torch.lerp(x, mixed, share)
+
+
 def no_generators(t: int, purpose: str) -> list[RandomGenerator]:
     """What a problem without random numbers answers."""
     raise AlgorithmError(f"the problem has no generators, but {purpose!r} is drawn at step {t}: pass generators=")
@@ -172,6 +190,8 @@ class Algorithm(Protocol[S]):
     """Whether every round must be the same matrix (an algorithm that remembers W times what was sent)."""
     columnwise: ClassVar[bool]
     """Whether columns are coupled by nothing but `Norm`."""
+    in_place: ClassVar[bool]
+    """Whether it only hands on points and gradients, so that an engine may overwrite them; may be left out: no."""
 
     def init(self, x: Tensor) -> S:
         """The state before the first step, from the workers' starting points."""

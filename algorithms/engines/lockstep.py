@@ -1,4 +1,4 @@
-r"""One step of an algorithm, strip by strip: every strip runs its own generator, and they meet where columns meet.
+"""One step of an algorithm, strip by strip: every strip runs its own generator, and they meet where columns meet.
 
 Only two requests concern more than the columns of a strip: `Gradient`, which needs the whole model, and `Norm`. There
 the strips wait for each other; in between each strip runs by itself to the next, while what it works on is cached.
@@ -6,7 +6,7 @@ the strips wait for each other; in between each strip runs by itself to the next
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -14,24 +14,25 @@ from torch import Tensor
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Gradient, Norm, Request, Step
 
+Meeting = Generator[Sequence[Gradient] | Sequence[Norm], Sequence[Any], None]
+"""Yields what all strips ask for together, one request each, and is sent the answers."""
+
 
 def lockstep(
     recursions: Sequence[Step[Any]],
     alone: Callable[[int, Request], Any],
-    together: Callable[[Sequence[Any]], Sequence[Any]],
     finish: Callable[[int, Tensor, Any], None],
-) -> None:
+) -> Meeting:
     """Runs the generators of all strips to their ends.
 
     Args:
         recursions: one generator per strip.
         alone: answers what strip k asks for by itself.
-        together: answers the requests at which all strips have met, one for each.
         finish: takes the new points and the new state of strip k, before the next strip goes on.
     """
     answers: Sequence[Any] = [None] * len(recursions)
     while True:
-        asked: list[Gradient | Norm] = []
+        asked: list[Any] = []
         for k, (recursion, answer) in enumerate(zip(recursions, answers, strict=True)):
             try:
                 request = recursion.send(answer)
@@ -48,4 +49,4 @@ def lockstep(
                 "the strips of one step asked for different things: an algorithm whose requests depend on the numbers "
                 "of its columns must say columnwise = False"
             )
-        answers = together(asked)
+        answers = yield asked

@@ -16,7 +16,7 @@ from dissensus.algorithms.engines.participation import stayed
 from dissensus.algorithms.engines.presence import Presence, not_finite
 from dissensus.algorithms.engines.workers import Workers
 from dissensus.algorithms.errors import AlgorithmError
-from dissensus.algorithms.protocol import Await, Gradient, Mean, Mix, Note, Post, Request
+from dissensus.algorithms.protocol import Await, Gradient, Mean, Mix, Note, Post, Request, toward
 from dissensus.algorithms.streams import stream
 
 
@@ -101,7 +101,13 @@ class Stepping:
             held.algorithm.step(held.point(k), held.states[k], StripLocal(self.t, self._lr, self, k))
             for k in held.strips
         ]
-        lockstep(recursions, self._alone, self._together, self._finish)
+        meeting = lockstep(recursions, self._alone, self._finish)
+        answers: Any = None
+        while True:
+            try:
+                answers = self._together(meeting.send(answers))
+            except StopIteration:
+                break
         held.buffers = self._buffers
         losses = self._losses[0] if self._losses else torch.empty(0)
         return StepRecord(self.t, self._lr, losses, self._notes, self.there)
@@ -111,9 +117,9 @@ class Stepping:
             self._notes.setdefault(request.name, request.value)
             return None
         if isinstance(request, Await):
-            return self._presence.mix(self.t, request.ticket)
+            return self._mixed(request.ticket, request.share)
         if isinstance(request, Mix):
-            return self._presence.mix(self.t, self._checked(k, request.value))
+            return self._mixed(self._checked(k, request.value), request.share)
         if isinstance(request, Post):
             return self._checked(k, request.value)  # what is posted is mixed when it is waited for: it is cached then
         if isinstance(request, Mean):
@@ -122,6 +128,9 @@ class Stepping:
             return present.mean(dim=0, keepdim=True).expand_as(value)
         name = self.workers.algorithm.name
         raise AlgorithmError(f"algorithm {name!r} asked for {type(request).__name__}: no request of the protocol")
+
+    def _mixed(self, value: Tensor, share: float | Tensor) -> Tensor:
+        return toward(value, self._presence.mix(self.t, value), share)
 
     def _together(self, requests: Sequence[Any]) -> Sequence[Any]:
         if isinstance(requests[0], Gradient):

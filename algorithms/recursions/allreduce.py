@@ -32,6 +32,7 @@ class AllReduce:
     promise: ClassVar[Stochasticity | None] = None
     static: ClassVar[bool] = False
     columnwise: ClassVar[bool] = True
+    in_place: ClassVar[bool] = True
 
     def init(self, x: Tensor) -> Stateless:
         """Nothing to remember."""

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dissensus.algorithms.errors import AlgorithmError
@@ -61,6 +60,7 @@ class Dsgd:
     promise: ClassVar[Stochasticity | None] = "doubly"
     static: ClassVar[bool] = False
     columnwise: ClassVar[bool] = True
+    in_place: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_order(self.order)
@@ -74,9 +74,10 @@ class Dsgd:
 
     def step(self, x: Tensor, state: Stateless, local: Local) -> Step[Stateless]:
         """One step in the chosen order."""
-        gamma = check_gamma(self.gamma(local.t, local.lr) if callable(self.gamma) else self.gamma)
-        yield Note("gamma", gamma)
-        return (yield from ordered(x, self.order, gamma, local)), state
+        return (yield from ordered(x, self.order, local, self._share)), state
+
+    def _share(self, local: Local) -> float:
+        return check_gamma(self.gamma(local.t, local.lr) if callable(self.gamma) else self.gamma)
 
     def deployed(self, x: Tensor, state: Stateless) -> Tensor:
         """The point itself."""
@@ -95,29 +96,43 @@ def plain(at: Tensor) -> Answer:
     return (yield Gradient(at))
 
 
+def whole(local: Local) -> float:
+    """The share of plain mixing: all of it."""
+    del local
+    return 1.0
+
+
 def ordered(
-    x: Tensor, order: Order, gamma: float | Tensor, local: Local, gradient: Callable[[Tensor], Answer] = plain
+    x: Tensor,
+    order: Order,
+    local: Local,
+    share: Callable[[Local], float | Tensor],
+    gradient: Callable[[Tensor], Answer] = plain,
 ) -> Answer:
-    """Gradient, mixing and move, in one of the three orders; `gradient` says what the gradient at a point is."""
+    """Gradient, mixing and move, in one of the three orders; `gradient` says what the gradient at a point is.
+
+    γ is a question to the step's learning rate, so `share` is asked when the mixture is taken and not before.
+    """
     if order == "awc":
         ticket = yield Post(x)
         g = yield from gradient(x)
-        mixed = toward(x, (yield Await(ticket)), gamma)
+        mixed = yield Await(ticket, (yield from _noted(share, local)))
         return local.move(mixed, g)
     if order == "atc":
         g = yield from gradient(x)
         half = local.move(x, g)
-        return toward(half, (yield Mix(half)), gamma)
-    mixed = toward(x, (yield Mix(x)), gamma)
+        return (yield Mix(half, (yield from _noted(share, local))))
+    ticket = yield Post(x)
+    mixed = yield Await(ticket, (yield from _noted(share, local)))
     g = yield from gradient(mixed)
     return local.move(mixed, g)
 
 
-def toward(x: Tensor, mixed: Tensor, gamma: float | Tensor) -> Tensor:
-    """(1 - γ) x + γ mixed, exact at γ = 0 and at γ = 1."""
-    if isinstance(gamma, Tensor):
-        return torch.lerp(x, mixed, gamma.to(x.dtype))
-    return mixed if gamma == 1.0 else torch.lerp(x, mixed, gamma)
+def _noted(share: Callable[[Local], float | Tensor], local: Local) -> Answer:
+    gamma = share(local)
+    if share is not whole:
+        yield Note("gamma", gamma)
+    return gamma
 
 
 def check_order(order: str) -> None:

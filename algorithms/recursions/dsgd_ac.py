@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from dissensus.algorithms.errors import AlgorithmError
-from dissensus.algorithms.protocol import DenseProblem, Local, Note, Step
+from dissensus.algorithms.protocol import DenseProblem, Local, Step
 from dissensus.algorithms.recursions.dsgd import Order, check_gamma, check_order, dense_dsgd, ordered
 from dissensus.algorithms.registry import register
 from dissensus.theory.errors import nearest
@@ -63,6 +63,7 @@ class DsgdAc:
     promise: ClassVar[Stochasticity | None] = "doubly"
     static: ClassVar[bool] = False
     columnwise: ClassVar[bool] = True
+    in_place: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_order(self.order)
@@ -93,9 +94,14 @@ class DsgdAc:
 
     def step(self, x: Tensor, state: Peak, local: Local) -> Step[Peak]:
         """One step in the chosen order, with the γ of this step's learning rate."""
-        gamma, state = self._gamma(local.t, local.lr, state)
-        yield Note("gamma", gamma)
-        return (yield from ordered(x, self.order, gamma, local)), state
+        seen = [state]
+
+        def share(now: Local) -> float | Tensor:
+            gamma, seen[0] = self._gamma(now.t, now.lr, state)
+            return gamma
+
+        moved = yield from ordered(x, self.order, local, share)
+        return moved, seen[0]
 
     def _gamma(self, t: int, lr: float, state: Peak) -> tuple[float | Tensor, Peak]:
         if t < self.start:

@@ -37,6 +37,7 @@ class LocalSgd:
     promise: ClassVar[Stochasticity | None] = None
     static: ClassVar[bool] = False
     columnwise: ClassVar[bool] = True
+    in_place: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 1:

@@ -35,7 +35,7 @@ from torch import Tensor
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import DenseProblem, Gradient, Local, Mean, Norm, Stateless, Step
 from dissensus.algorithms.recursions.allreduce import AllReduce
-from dissensus.algorithms.recursions.dsgd import ORDERS, Answer, Order, dense_dsgd, ordered
+from dissensus.algorithms.recursions.dsgd import ORDERS, Answer, Order, dense_dsgd, ordered, whole
 from dissensus.algorithms.registry import register
 from dissensus.theory.errors import nearest
 from dissensus.theory.mixing import Stochasticity
@@ -105,7 +105,7 @@ def sharp(x: Tensor, order: SharpOrder, local: Local, gradient: Callable[[Tensor
     if order == "allreduce":
         g = yield from gradient(x)
         return local.move(x, (yield Mean(g)))
-    return (yield from ordered(x, order, 1.0, local, gradient))
+    return (yield from ordered(x, order, local, whole, gradient))
 
 
 def dense_sharp(problem: DenseProblem, steps: int, order: SharpOrder) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus.algorithms.protocol import Algorithm, Await, Gradient, Mean, Mix, Norm, Note, Post
+from dissensus.algorithms.protocol import Algorithm, Await, Gradient, Mean, Mix, Norm, Note, Post, toward
 from dissensus.algorithms.streams import stream
 from dissensus.testing.laws.verdict import Broken, require
 from dissensus.theory.topology import Topology
@@ -159,7 +159,10 @@ class Bare:
             return posts, [None] * len(asked)
         if isinstance(first, Await):
             counts["hops"] += posts > 0  # messages that were posted together travel together
-            return 0, [a.ticket for a in asked]
+            answer = [toward(*a.ticket, a.share) for a in asked]
+            for part in answer:
+                trace.keep("the answer to Await", part)
+            return 0, answer
         parts = [a.at if isinstance(a, Gradient) else a.value for a in asked]
         for part in parts:
             trace.keep(f"what it gave to {type(first).__name__}", part)
@@ -172,8 +175,10 @@ class Bare:
         elif isinstance(first, Mix | Post):
             counts["messages"] += 1
             counts["hops"] += isinstance(first, Mix)
-            posts += isinstance(first, Post)
-            answer = whole.cut(self.mix(t, value))
+            mixed = whole.cut(self.mix(t, value))
+            if isinstance(first, Post):
+                return posts + 1, list(zip(parts, mixed, strict=True))
+            answer = [toward(*pair, a.share) for pair, a in zip(zip(parts, mixed, strict=True), asked, strict=True)]
         elif isinstance(first, Mean):
             trace.means += 1
             answer = whole.cut(value.mean(dim=0, keepdim=True).expand_as(value).clone())

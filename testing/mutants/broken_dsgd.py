@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dissensus.algorithms.protocol import Await, Gradient, Local, Mix, Post, Step
-from dissensus.algorithms.recursions.dsgd import Dsgd, ordered, toward
+from dissensus.algorithms.protocol import Await, Gradient, Local, Mix, Post, Step, toward
+from dissensus.algorithms.recursions.dsgd import Dsgd, ordered, whole
 from dissensus.algorithms.recursions.dsgd_ac import DsgdAc, Peak
 from dissensus.testing.mutants.mutant import broken
 
@@ -21,25 +21,25 @@ def _decaying(t: int, lr: float) -> float:
 @broken("awc for atc", "mixes the point and moves it, where the order says move first", "matrix form", order="atc")
 class _SwappedForAtc(Dsgd):
     def step(self, x: Tensor, state: Any, local: Local) -> Step:
-        return (yield from ordered(x, "awc", 1.0, local)), state
+        return (yield from ordered(x, "awc", local, whole)), state
 
 
 @broken("atc for awc", "mixes after the move, where the order says adapt while communicate", "matrix form")
 class _SwappedForAwc(Dsgd):
     def step(self, x: Tensor, state: Any, local: Local) -> Step:
-        return (yield from ordered(x, "atc", 1.0, local)), state
+        return (yield from ordered(x, "atc", local, whole)), state
 
 
 @broken("gradient at the mixed point", "takes the gradient where it should only have moved to", "matrix form")
 class _GradientAtTheMixedPoint(Dsgd):
     def step(self, x: Tensor, state: Any, local: Local) -> Step:
-        return (yield from ordered(x, "cta", 1.0, local)), state
+        return (yield from ordered(x, "cta", local, whole)), state
 
 
 @broken("gradient at the own point", "combine then adapt with the gradient of before", "matrix form", order="cta")
 class _GradientAtTheOwnPoint(Dsgd):
     def step(self, x: Tensor, state: Any, local: Local) -> Step:
-        return (yield from ordered(x, "awc", 1.0, local)), state
+        return (yield from ordered(x, "awc", local, whole)), state
 
 
 @broken("gamma a step late", "mixes with the factor of the step before", "matrix form", gamma=_decaying)
@@ -47,7 +47,7 @@ class _GammaLate(Dsgd):
     def step(self, x: Tensor, state: Any, local: Local) -> Step:
         assert callable(self.gamma)
         gamma = self.gamma(max(0, local.t - 1), local.lr)
-        return (yield from ordered(x, self.order, gamma, local)), state
+        return (yield from ordered(x, self.order, local, lambda _: gamma)), state
 
 
 @broken("adaptive factor a step late", "looks at the learning rate after mixing", "matrix form")
@@ -55,7 +55,7 @@ class _AdaptiveGammaLate(DsgdAc):
     def step(self, x: Tensor, state: Peak, local: Local) -> Step:
         late, _ = self._gamma(max(0, local.t - 1), float(state.lr[0, 0]) or local.lr, state)
         _, after = self._gamma(local.t, local.lr, state)
-        return (yield from ordered(x, self.order, late, local)), after
+        return (yield from ordered(x, self.order, local, lambda _: late)), after
 
 
 @broken("gamma twice", "adapts the mixture, and what came out of it once more", "matrix form", gamma=0.5)
@@ -84,7 +84,7 @@ class _SelfWeightTwice(Dsgd):
 @broken("gamma ignored", "mixes fully whatever gamma says", "matrix form", "gamma = 0", gamma=0.5)
 class _GammaIgnored(Dsgd):
     def step(self, x: Tensor, state: Any, local: Local) -> Step:
-        return (yield from ordered(x, self.order, 1.0, local)), state
+        return (yield from ordered(x, self.order, local, whole)), state
 
 
 @broken("first step scaled", "the first step is ten times as long", "matrix form", "one worker")
@@ -130,7 +130,7 @@ class _WritesMessage(Dsgd):
 class _DrawsGlobally(Dsgd):
     def step(self, x: Tensor, state: Any, local: Local) -> Step:
         torch.rand(1)
-        return (yield from ordered(x, self.order, 1.0, local)), state
+        return (yield from ordered(x, self.order, local, whole)), state
 
 
 _COUNTED: list[int] = []
@@ -147,7 +147,7 @@ _COUNTED: list[int] = []
 class _Counts(Dsgd):
     def step(self, x: Tensor, state: Any, local: Local) -> Step:
         _COUNTED.append(1)
-        return (yield from ordered(x, self.order, (0.618 * len(_COUNTED)) % 1.0, local)), state
+        return (yield from ordered(x, self.order, local, lambda _: (0.618 * len(_COUNTED)) % 1.0)), state
 
 
 @broken("a leader", "lets worker 0 move twice as far", "rows apart", "relabelling", "identical workers", "matrix form")
@@ -182,7 +182,7 @@ class _SinglePrecision(Dsgd):
 @broken("double precision out", "returns float64 whatever came in", "state has rows")
 class _DoublePrecision(Dsgd):
     def step(self, x: Tensor, state: Any, local: Local) -> Step:
-        return (yield from ordered(x, self.order, 1.0, local)).double(), state
+        return (yield from ordered(x, self.order, local, whole)).double(), state
 
 
 @broken("promises push-sum", "says it runs on column stochastic rounds and does not de-bias", "consensus stays")

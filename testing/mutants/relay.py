@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dissensus.algorithms.protocol import Await, Gradient, Local, Mix, Post
+from dissensus.algorithms.protocol import Await, Gradient, Local, Mix, Post, toward
 from dissensus.algorithms.registry import algorithm as algorithm_named
 
 Answer = Generator[Any, Any, Any]
@@ -18,6 +18,7 @@ Answer = Generator[Any, Any, Any]
 class Held:
     """The ticket of an exchange that has been made already."""
 
+    own: Tensor
     value: Tensor
 
 
@@ -51,9 +52,10 @@ class Relayed:
                 return end.value
             if self._mixed and isinstance(request, Mix | Post):
                 found = yield from self._mixed(local.t, request.value)
-                answer = found if isinstance(request, Mix) else Held(found)
+                own = request.value
+                answer = toward(own, found, request.share) if isinstance(request, Mix) else Held(own, found)
             elif isinstance(request, Await) and isinstance(request.ticket, Held):
-                answer = request.ticket.value
+                answer = toward(request.ticket.own, request.ticket.value, request.share)
             elif self._gradient and isinstance(request, Gradient):
                 answer = self._gradient(local.t, request.at, (yield request))
             else:
