@@ -4,7 +4,7 @@ if __name__ != "dissensus.algorithms":
     raise ImportError(f"import dissensus.algorithms, not {__name__}: the repository folder is not a top-level package")
 
 from dissensus.algorithms.engines.evaluation import Evaluation, evaluate
-from dissensus.algorithms.engines.front_door import Decentralized, decentralize
+from dissensus.algorithms.engines.distributed.front_door import Decentralized, decentralize
 from dissensus.algorithms.engines.participation import Cyclic, Independent, Intervals, OnOff, Participation, Straggler
 from dissensus.algorithms.engines.stacked import StackedEngine, StepRecord
 from dissensus.algorithms.errors import AlgorithmError

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dissensus.algorithms import algorithm
-from dissensus.algorithms.engines.front_door import decentralize
+from dissensus.algorithms.engines.distributed.front_door import decentralize
 
 
 def main(rank: int, size: int, folder: Path, steps: int) -> None:
@@ -40,7 +40,7 @@ def looked(rank: int) -> dict[str, np.ndarray]:
     norm, last = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), norm, last).double()
     last.bias.requires_grad_(False)
-    opt = decentralize(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1), model)
+    opt = decentralize(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1), model, start="own")
     for t in range(3):
         opt.zero_grad()
         model(
@@ -71,7 +71,7 @@ def train(spec: dict, topology: str, a: torch.Tensor, b: torch.Tensor, x0: torch
         model["left"].copy_(x0[:4].view(2, 2))
         model["right"].copy_(x0[4:])
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    opt = decentralize(inner, model, algorithm=algorithm(**spec), topology=topology)
+    opt = decentralize(inner, model, algorithm=algorithm(**spec), topology=topology, start="own")
     schedule = torch.optim.lr_scheduler.StepLR(opt, step_size=10, gamma=0.7)
     path = [x0.numpy()]
     for _ in range(steps):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dissensus.algorithms import AlgorithmError, algorithm
-from dissensus.algorithms.engines.front_door import decentralize
+from dissensus.algorithms.engines.distributed.front_door import decentralize
 from dissensus.algorithms.protocol import DenseProblem
 from dissensus.theory import from_matrices
 from dissensus.theory import topology as topology_named
@@ -164,12 +164,15 @@ def test_it_refuses_what_it_cannot_run() -> None:
     with pytest.raises(AlgorithmError, match="not the model's"):
         decentralize(opt, net())
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1).double())
-    with pytest.raises(AlgorithmError, match="one dtype and one device"):
-        decentralize(torch.optim.SGD(mixed.parameters(), lr=0.1), mixed)
+    with pytest.raises(AlgorithmError, match="of 2 kinds"):
+        decentralize(torch.optim.SGD(mixed.parameters(), lr=0.1), mixed, algorithm="choco-sgd")
     cta = decentralize(opt, model, algorithm=algorithm("dsgd", order="cta"))
-    model(torch.ones(1, 3)).sum().backward()
-    with pytest.raises(AlgorithmError, match="the stacked engine runs it"):
+    with pytest.raises(AlgorithmError, match="no forward of the model"):
         cta.step()
+    with pytest.raises(AlgorithmError, match="accumulate=4 belongs to fused=True"):
+        decentralize(opt, model, accumulate=4)
+    with pytest.raises(AlgorithmError, match="fused=True needs an algorithm that only hands on"):
+        decentralize(opt, model, algorithm="gradient-tracking", fused=True)
 
 
 def test_closures_and_hooks_work() -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dissensus.algorithms.engines.front_door import Decentralized, decentralize
+from dissensus.algorithms.engines.distributed.front_door import Decentralized, decentralize
 from dissensus.probes import Curvature, ProbeError, hessian_trace, top_eigenvalues
 from dissensus.probes.across_ranks import AcrossRanks
 from dissensus.probes.attached import Attached

@@ -1,0 +1,1 @@
+"""Workers in many processes: messages, buckets, the front door, blocks of workers, failures, checkpoints."""

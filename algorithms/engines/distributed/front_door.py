@@ -1,0 +1,323 @@
+r"""The front door: an existing training loop becomes decentralized, one worker a process.
+
+    opt = dissensus.decentralize(opt, model, algorithm="dsgd", topology="ring")
+
+What comes back *is* a `torch.optim.Optimizer`: it shares parameter groups and state with the one it wraps, so
+schedulers, closures, hooks, gradient scalers and clipping work as before. The loop computes the gradient; `step()`
+leads the algorithm's conversation with it (`conversation`). In a single process it is the inner optimizer, to the bit.
+
+Where a step spends its memory and its time. The parameters become views of a few flat buckets (`buckets`), and a bucket
+is itself the message: what an algorithm posts before its gradient (order `awc`) leaves right after the step and is
+under way while the loop runs forward and backward. Algorithms that only hand on points and gradients (`in_place`) are
+mixed and moved where the parameters lie: beside parameters and gradients a step needs room for the messages that come.
+
+While a message is under way the parameters must stay as they are. Whoever wants to change them between two steps (an
+average of weights swapped in, weights clamped or loaded) calls `opt.settle()` first; without it the change is found and
+refused. The model holds the point at which the next gradient is taken; for `sgp` that is the de-biased one.
+
+What happens to what a loop can do:
+
+| in the loop | meaning here |
+|---|---|
+| gradient accumulation | one mixing per `step()`, however many backwards came before it |
+| `clip_grad_norm_` before `step()` | the norm of this worker's whole gradient |
+| weight decay | the local optimizer's, at the mixed point (`awc`, `cta`) or the own one (`atc`) |
+| a scaler skips a step (overflow) | this worker's gradient counts as zero and it does not move; mixing goes on |
+| a parameter without gradient | does not move; it is mixed. Where an algorithm computes with gradients: zero |
+| a frozen parameter | is not exchanged; once it is trained it joins, on all workers at the same step |
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dissensus.algorithms.engines import views
+from dissensus.algorithms.engines.distributed.fused import Fused, bucket_bytes, check_fused
+from dissensus.algorithms.engines.distributed.handshake import agree, facts_of, together
+from dissensus.algorithms.engines.distributed.timeline import Timeline
+from dissensus.algorithms.engines.distributed.wire import Wire
+from dissensus.algorithms.engines.distributed.worker import LoopWorker, OnNan
+from dissensus.algorithms.engines.fit import check_fit
+from dissensus.algorithms.errors import AlgorithmError
+from dissensus.algorithms.protocol import Algorithm
+from dissensus.algorithms.registry import algorithm as algorithm_by_name
+from dissensus.algorithms.registry import check_optimizer
+from dissensus.theory.registry import topology as topology_by_name
+from dissensus.theory.topology import Topology
+
+
+def decentralize(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    *,
+    algorithm: Algorithm | str = "dsgd",
+    topology: Topology | str = "ring",
+    group: dist.ProcessGroup | None = None,
+    seed: int = 0,
+    message_dtype: torch.dtype | None = None,
+    fused: bool = False,
+    accumulate: int = 1,
+    start: Literal["equal", "own"] = "equal",
+    timeout: float | None = None,
+    on_nan: OnNan = "stop",
+    timeline: Timeline | None = None,
+) -> Decentralized:
+    """Makes the optimizer of a training loop decentralized. Call it after `init_process_group`, or without any.
+
+    Args:
+        optimizer: the local move, on parameters of the model.
+        model: what the loop trains.
+        algorithm: an algorithm or its name.
+        topology: a topology of as many workers as there are processes, or its name.
+        group: the processes; all of them unless given.
+        seed: what the algorithm draws (compressors, directions); the same everywhere.
+        message_dtype: `torch.bfloat16` sends half as much and rounds what is sent; see `exchange` for what that costs.
+        fused: mixes and moves bucket by bucket inside backward, and frees each gradient there: less memory, the same
+            numbers. The loop must not look at gradients between backward and step (no clipping by the whole norm).
+        accumulate: with `fused`, how many backwards make a step.
+        start: `equal`: all workers start at worker 0's parameters and buffers; `own`: at what they were given.
+        timeout: seconds after which a peer that says nothing is given up; the group's own unless given.
+        on_nan: what becomes of numbers that are not finite, before anybody else hears of them: `stop`, or None: sent.
+        timeline: where times are written; one of its own unless given.
+    """
+    distributed = dist.is_available() and dist.is_initialized()
+    own = distributed and group is None and dist.get_backend() == "gloo"
+    wire = Wire(group, timeout=timeout, timeline=timeline, own=own)
+
+    def build() -> Decentralized:
+        schedule = topology_by_name(topology, wire.size) if isinstance(topology, str) else topology
+        recursion = algorithm_by_name(algorithm) if isinstance(algorithm, str) else algorithm
+        if schedule.size != wire.size:
+            raise AlgorithmError(f"the topology has {schedule.size} workers, but there are {wire.size} processes")
+        return Decentralized(
+            optimizer,
+            model,
+            recursion,
+            schedule,
+            wire,
+            seed=seed,
+            message_dtype=message_dtype,
+            fused=fused,
+            accumulate=accumulate,
+            on_nan=on_nan,
+        )
+
+    opt = together(wire, build)
+    options = {"seed": seed, "message_dtype": message_dtype, "fused": fused, "accumulate": accumulate, "start": start}
+    agree(wire, facts_of(opt.named, opt.algorithm, opt.topology, optimizer=type(optimizer).__name__, **options))
+    if start == "equal":
+        opt.equalise()
+    elif start != "own":
+        raise AlgorithmError(f"start must be 'equal' or 'own', got {start!r}")
+    return opt
+
+
+class Decentralized(torch.optim.Optimizer):
+    """One worker's optimizer: the inner one moves, the algorithm says what travels and when. See `decentralize`."""
+
+    _step_supports_amp_scaling = True  # a scaler leaves it to step() to skip a move: the others wait for the mixing
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        model: nn.Module,
+        algorithm: Algorithm,
+        topology: Topology,
+        wire: Wire,
+        *,
+        seed: int = 0,
+        message_dtype: torch.dtype | None = None,
+        fused: bool = False,
+        accumulate: int = 1,
+        on_nan: OnNan = "stop",
+    ) -> None:
+        check_fit(algorithm, topology)
+        check_optimizer(algorithm, inner)
+        if fused:
+            check_fused(algorithm, accumulate)
+        elif accumulate != 1:
+            raise AlgorithmError(f"accumulate={accumulate} belongs to fused=True: without it one step() is one mixing")
+        self._worker: LoopWorker | None = None
+        super().__init__(inner.param_groups, inner.defaults)  # the very same group dictionaries
+        self.inner, self.algorithm, self.topology, self.wire, self.seed = inner, algorithm, topology, wire, seed
+        self._share_with_inner()
+        self._model = model
+        self._worker = LoopWorker(
+            inner, algorithm, topology, wire, seed=seed, message_dtype=message_dtype, on_nan=on_nan, apart=fused
+        )
+        self._fused = Fused(self._worker, accumulate) if fused else None
+        self._check_known()
+        self._adopt()
+        if self._worker.elsewhere:
+            model.register_forward_pre_hook(self._before_forward)
+
+    @property
+    def t(self) -> int:
+        """How many steps have been made."""
+        return self._held.t
+
+    @property
+    def worker(self) -> int:
+        """Which worker this process is."""
+        return self.wire.rank
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The processes it talks to."""
+        return self.wire.group
+
+    @property
+    def timeline(self) -> Timeline:
+        """Where the time went."""
+        return self.wire.timeline
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """What the algorithm noted in the last step: its gamma."""
+        return self._held.notes
+
+    @property
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that are exchanged, by name, in the order of the model."""
+        known = self._held.known
+        return [(name, p) for name, p in self._model.named_parameters() if id(p) in known]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step of the algorithm with the gradients that the loop has computed."""
+        began, held, loss = time.perf_counter(), self._held, None
+        if any(p.requires_grad and id(p) not in held.known for g in self.param_groups for p in g["params"]):
+            self._adopt()
+        if closure is not None:
+            held.ready()
+            with torch.enable_grad():
+                loss = closure()
+        self._unscale()
+        with torch.no_grad():
+            held.finish(closure)
+            held.begin()
+        if self._fused is not None:
+            self._fused.release()
+            self._fused.reset()
+        self.timeline.add("step", began, time.perf_counter(), step=held.t - 1)
+        return loss
+
+    def settle(self) -> None:
+        """Waits for the messages that are under way, so that parameters may be changed before the next step.
+
+        The others then mix with what this worker was before the change.
+        """
+        self._held.land()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a param group; its parameters are exchanged from the next step on. Every process must do so."""
+        if self._worker is None:
+            super().add_param_group(param_group)
+            return
+        self.inner.add_param_group(param_group)
+        self._share_with_inner()
+        self._check_known()
+        self._adopt()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, and beside it `dissensus`: the step, the algorithm's memory and the point it is at.
+
+        The parameters are the model's, and what is under way is made from them again: save both between two steps.
+        """
+        return {**self.inner.state_dict(), "dissensus": self._held.save()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from a `state_dict()`: load the model's parameters as well, in either order."""
+        inner = {key: value for key, value in state_dict.items() if key != "dissensus"}
+        if "dissensus" not in state_dict:
+            raise AlgorithmError(
+                "the state is one of a plain optimizer (no 'dissensus' in it): load it before wrapping"
+            )
+        self._held.load(state_dict["dissensus"])
+        self.inner.load_state_dict(inner)
+        self._share_with_inner()
+
+    @contextmanager
+    def consensus(self, bn: Literal["average", "local"] = "average") -> Iterator[nn.Module]:
+        """The average of the workers as a module of its own in eval mode; every process enters, and all see the same.
+
+        Buffers are averaged too, or with `bn="local"` worker 0's; parameters that are not trained are this process's.
+        """
+        if bn not in ("average", "local"):
+            raise AlgorithmError(f"bn must be 'average' or 'local' on many processes, got {bn!r}")
+        model = copy.deepcopy(self._model)
+        for hooks in (m._forward_pre_hooks for m in model.modules()):
+            hooks.clear()
+        own = dict(model.named_parameters(remove_duplicate=False))
+        with torch.no_grad():
+            for name, mean in self._held.means().items():
+                own[name].data = mean
+            for buffer in model.buffers():
+                rows = self.wire.rows(buffer.detach(), what="average of buffers", step=self.t)
+                buffer.data = views.pooled({"": rows}, bn, {})[""].clone()
+        for p in model.parameters():
+            p.grad = None
+        with views.generators_restored():
+            yield model.eval()
+
+    def equalise(self) -> None:
+        """Every worker takes over worker 0's parameters and buffers, the frozen ones too."""
+        with torch.no_grad():
+            for value in (*self._model.parameters(), *self._model.buffers()):
+                here = value.detach()
+                dense = here.contiguous()
+                self.wire.broadcast(dense, 0, what="start")
+                if dense.data_ptr() != here.data_ptr():
+                    here.copy_(dense)
+        self._held.restart()
+
+    @property
+    def _held(self) -> LoopWorker:
+        assert self._worker is not None
+        return self._worker
+
+    def _share_with_inner(self) -> None:
+        self.state, self.param_groups = self.inner.state, self.inner.param_groups
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters of the optimizer that are trained, by the model's names, in the order of the model."""
+        held = {id(p) for g in self.param_groups for p in g["params"] if p.requires_grad}
+        return [(name, p) for name, p in self._model.named_parameters() if id(p) in held]
+
+    def _check_known(self) -> None:
+        known = {id(p) for p in self._model.parameters()}
+        if not all(id(p) in known for g in self.param_groups for p in g["params"]):
+            raise AlgorithmError("the optimizer holds a parameter that is not the model's: wrap both of the same model")
+
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        del module, inputs
+        if torch.is_grad_enabled():
+            self._held.ready()
+
+    def _adopt(self) -> None:
+        """Lays out what is trained and not laid out yet."""
+        named = self._trained()
+        if self._fused is None:
+            self._held.adopt(named)
+            return
+        self._held.adopt(named[::-1], bucket_bytes(named))
+        self._fused.attach()
+
+    def _unscale(self) -> None:
+        """What a scaler left to do: gradients in their true size, or none of them where it found an overflow."""
+        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found is None and scale is None:
+            return
+        if self._fused is not None:
+            raise AlgorithmError("fused=True moves before a scaler has looked at the gradients; use fused=False")
+        self._held.void = found is not None and found.item() > 0
+        if scale is not None and not self._held.void:
+            for p in (p for g in self.param_groups for p in g["params"] if p.grad is not None):
+                p.grad.div_(scale.to(p.grad.device))

@@ -1,0 +1,312 @@
+"""One worker in a loop that is not ours: its buckets, its memory, and the answers to what an algorithm asks of it.
+
+An algorithm that is `in_place` works on the parameters where they lie: its point *is* the bucket, its gradient is a
+word for "what the loop left in `.grad`", and mixing and move overwrite the bucket. Any other gets a copy of its point,
+and its gradient as a row; the parameters are then a place to evaluate and to move at, and hold what the algorithm
+deploys between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.algorithms import protocol
+from dissensus.algorithms.engines.distributed.buckets import Bucket, buckets_of
+from dissensus.algorithms.engines.distributed.conversation import Conversation, first_gradient_elsewhere
+from dissensus.algorithms.engines.distributed.exchange import Exchange, Ticket, finite
+from dissensus.algorithms.engines.distributed.moving import GRADIENT, LoopLocal, Movement
+from dissensus.algorithms.engines.distributed.wire import Wire
+from dissensus.algorithms.errors import AlgorithmError
+from dissensus.algorithms.protocol import Algorithm
+from dissensus.theory.topology import Topology
+
+OnNan = Literal["stop"] | None
+
+
+class LoopWorker:
+    """The worker of this process. Answers one bucket at a time (`conversation.Host`)."""
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        algorithm: Algorithm,
+        topology: Topology,
+        wire: Wire,
+        *,
+        seed: int = 0,
+        message_dtype: torch.dtype | None = None,
+        on_nan: OnNan = "stop",
+        apart: bool = False,
+    ) -> None:
+        if on_nan not in ("stop", None):
+            raise AlgorithmError(f"on_nan must be 'stop' or None, got {on_nan!r}")
+        self.algorithm, self.wire, self.seed, self.on_nan, self.apart = algorithm, wire, seed, on_nan, apart
+        self.exchange = Exchange(topology, wire, message_dtype=message_dtype)
+        self.in_place = bool(getattr(algorithm, "in_place", False))
+        self.elsewhere = first_gradient_elsewhere(algorithm)
+        """Whether the gradient is taken elsewhere than at the own point, so that the forward must be waited for."""
+        self.t = 0
+        self.void = False
+        """Whether this step's gradient is void: it counts as zero, and the worker does not move."""
+        self.notes: dict[str, Any] = {}
+        self.buckets: list[Bucket] = []
+        self.movement = Movement(inner, self.buckets)
+        self.points: list[Tensor] = []
+        """Where the algorithm is, by bucket: the bucket itself for one that is `in_place`."""
+        self.states: list[Any] = []
+        self.conversations: list[Conversation] = []
+        self._under_way: dict[int, tuple[int, Ticket]] = {}
+        self._versions: dict[int, int] = {}
+        """Of buckets that are under way as they are: the version that was sent."""
+        self._seen: dict[int, int] = {}
+        """The version of a bucket when a step was done with it."""
+
+    @property
+    def known(self) -> set[int]:
+        """The parameters that are exchanged, by identity."""
+        return {id(p) for bucket in self.buckets for p in bucket.parameters}
+
+    def adopt(self, named: Sequence[tuple[str, nn.Parameter]], limit_bytes: int | None = None) -> None:
+        """Takes in parameters that are not known yet; between two steps, and on every process."""
+        known = self.known
+        new = [(name, p) for name, p in named if id(p) not in known]
+        self.restart()
+        for bucket in buckets_of(new, limit_bytes):
+            self.buckets.append(bucket)
+            self.points.append(bucket.flat if self.in_place else bucket.flat.clone())
+            self.states.append(self.algorithm.init(self.points[-1]))
+        if len(self.buckets) > 1 and not self.algorithm.columnwise:
+            kinds = sorted({f"{b.flat.dtype} on {b.flat.device}" for b in self.buckets})
+            raise AlgorithmError(
+                f"algorithm {self.algorithm.name!r} works on all parameters as one row of numbers, but they are of "
+                f"{len(self.buckets)} kinds ({', '.join(kinds)}) or came at different times; give them one dtype"
+            )
+        numbers = range(len(self.buckets))
+        self.movement.regroup()
+        self.conversations = [
+            Conversation(self, part) for part in ([[k] for k in numbers] if self.apart else [numbers])
+        ]
+        self._at(self.t)
+
+    # ---- the three times of a step
+
+    def ready(self) -> None:
+        """Before the forward: up to the gradient."""
+        with torch.no_grad():
+            for conversation in self.conversations:
+                conversation.ready(self.t)
+
+    def finish(self, again: Callable[[], Any] | None) -> None:
+        """The gradient is there: the rest of the step, for every conversation that has not had it."""
+        for bucket in self.buckets:
+            bucket.check()
+        for conversation in self.conversations:
+            if conversation.t == self.t:
+                self.finish_one(conversation, again)
+        self.t += 1
+        self.void = False
+
+    def finish_one(self, conversation: Conversation, again: Callable[[], Any] | None) -> None:
+        """The rest of the step for one conversation."""
+        if self.elsewhere and again is None and not conversation.is_ready:
+            raise AlgorithmError(
+                f"algorithm {self.algorithm.name!r} takes its gradient elsewhere than at the parameters, and no "
+                "forward of the model that was given to decentralize() came before this step; call that model, or "
+                "give step() a closure"
+            )
+        conversation.ready(self.t)
+        conversation.finish(again)
+
+    def begin(self) -> None:
+        """Right after a step: what is sent before the next gradient goes out."""
+        for conversation in self.conversations:
+            if conversation.t < self.t:
+                conversation.begin(self.t)
+
+    # ---- between two steps
+
+    def land(self) -> None:
+        """Waits until nothing is under way; what was begun goes on from there."""
+        for _, ticket in self._under_way.values():
+            self.wire.land(ticket.flight)
+        self._versions.clear()
+
+    def restart(self) -> None:
+        """Gives up what was begun: the next step starts from what the parameters hold by then."""
+        for _, ticket in self._under_way.values():
+            self.exchange.drop(ticket)
+        self._under_way.clear()
+        self._versions.clear()
+        for conversation in self.conversations:
+            conversation.forget()
+
+    def means(self) -> dict[str, Tensor]:
+        """The average over the workers of what they deploy, by parameter; the same on every process, to the bit."""
+        found = {}
+        for bucket, point, state in zip(self.buckets, self.points, self.states, strict=True):
+            mean = self.exchange.mean(self.t, self.algorithm.deployed(point, state))
+            found |= {place.name: place.view(mean) for place in bucket.places}
+        return found
+
+    def save(self) -> dict[str, Any]:
+        """The step, the algorithm's memory by parameter, and the point where it is not what the parameters hold."""
+        fields = getattr(self.states[0], "_fields", ())
+        columns = zip(*self.states, strict=True)
+        state = {field: self._by_name(values) for field, values in zip(fields, columns, strict=True)}
+        saved = {"algorithm": self.algorithm.name, "t": self.t, "size": self.wire.size, "worker": self.wire.rank}
+        return {
+            **saved,
+            "seed": self.seed,
+            "state": state,
+            "point": {} if self.in_place else self._by_name(self.points),
+        }
+
+    def load(self, saved: Any) -> None:
+        """Goes on from what was saved, however the parameters are laid out."""
+        if saved["algorithm"] != self.algorithm.name:
+            raise AlgorithmError(f"the state is of algorithm {saved['algorithm']!r}, not {self.algorithm.name!r}")
+        for what, own in (("size", self.wire.size), ("worker", self.wire.rank)):
+            if saved[what] != own:
+                raise AlgorithmError(f"the state is of {what} {saved[what]}, but this process is of {what} {own}")
+        self.restart()
+        kinds = [type(state) for state in self.states]
+        fields = {field: self._by_bucket(value) for field, value in saved["state"].items()}
+        self.states = [kind(**{f: values[k] for f, values in fields.items()}) for k, kind in enumerate(kinds)]
+        if not self.in_place:
+            self.points = self._by_bucket(saved["point"])
+        self.seed = saved["seed"]
+        self._at(saved["t"])
+
+    # ---- conversation.Host
+
+    def start(self, k: int, t: int) -> protocol.Step[Any]:
+        """The recursion of bucket k for step t."""
+        self._look_again(k, t)
+        return self.algorithm.step(self.points[k], self.states[k], LoopLocal(self, k, t))
+
+    def answer(self, k: int, t: int, request: protocol.Request) -> Any:
+        """What a bucket asks for by itself."""
+        match request:
+            case protocol.Post(value):
+                return self._post(k, t, value)
+            case protocol.Await(ticket, share):
+                return self._take(k, ticket, share)
+            case protocol.Mix(value, share):
+                return self._take(k, self._post(k, t, value), share)
+            case protocol.Mean(value):
+                return self._mean(k, t, value)
+            case protocol.Note(name, value):
+                self.notes[name] = value
+                return None
+        raise AlgorithmError(f"algorithm {self.algorithm.name!r} asked for {type(request).__name__}: not a request")
+
+    def place(self, k: int, at: Tensor) -> None:
+        """The parameters hold this point from now on."""
+        if at is not self.buckets[k].flat and at is not self.points[k]:
+            self.buckets[k].flat.copy_(at)
+
+    def gradient(self, k: int) -> Any:
+        """What the loop left in `.grad`."""
+        if self.in_place:
+            return GRADIENT
+        return torch.zeros_like(self.buckets[k].flat) if self.void else self.buckets[k].gradient()
+
+    def done(self, k: int, t: int, x: Tensor, state: Any) -> None:
+        """The step of a bucket is over: the parameters hold what it deploys."""
+        flat = self.buckets[k].flat
+        own = flat.untyped_storage().data_ptr()
+        self.states[k] = type(state)(*(v.clone() if v.untyped_storage().data_ptr() == own else v for v in state))
+        if not self.in_place:
+            self.points[k] = x
+            x = self.algorithm.deployed(x, self.states[k])
+        if x is not flat:
+            flat.copy_(x)
+        self._seen[k] = self.buckets[k].version
+        self._check(flat, t, "parameters that are not finite")
+
+    def _look_again(self, k: int, t: int) -> None:
+        """Takes over parameters that the loop has loaded or changed since the last step, where a copy is held."""
+        bucket = self.buckets[k]
+        if self.in_place or self._seen.get(k) == bucket.version:
+            return
+        if t == 0:
+            self.points[k] = bucket.flat.clone()
+            self.states[k] = self.algorithm.init(self.points[k])
+        elif self.algorithm.deployed(self.points[k], self.states[k]) is self.points[k]:
+            self.points[k] = bucket.flat.clone()
+        elif not torch.equal(bucket.flat, self.algorithm.deployed(self.points[k], self.states[k])):
+            raise AlgorithmError(
+                f"parameters were changed before step {t}, but algorithm {self.algorithm.name!r} derives them from "
+                "what else it holds; load a state of the optimizer that belongs to them"
+            )
+
+    def _post(self, k: int, t: int, value: Tensor) -> Ticket:
+        bucket = self.buckets[k]
+        if value is not bucket.flat and value is not self.points[k]:
+            self._check(value, t, "a message that is not finite")
+        ticket = self.exchange.post(t, value)
+        self._under_way[id(ticket)] = k, ticket
+        if ticket.sent is bucket.flat and not ticket.flight.landed:
+            self._versions[k] = bucket.version
+        return ticket
+
+    def _take(self, k: int, ticket: Ticket, share: float | Tensor) -> Tensor:
+        bucket = self.buckets[k]
+        if self._versions.pop(k, bucket.version) != bucket.version:
+            raise AlgorithmError(
+                f"parameters were changed between step {ticket.step - 1} and step {ticket.step} while they were on "
+                "their way to the neighbours; call settle() on the optimizer before you change them"
+            )
+        self._under_way.pop(id(ticket), None)
+        return self.exchange.take(ticket, share, overwrite=self.in_place and ticket.value is bucket.flat)
+
+    def _mean(self, k: int, t: int, value: Any) -> Any:
+        if value is not GRADIENT:
+            self._check(value, t, "a message that is not finite")
+            return self.exchange.mean(t, value, overwrite=self.in_place)
+        if not self.wire.alone:
+            row, used = self.movement.gradient_row(k, void=self.void)
+            self._check(row, t, "a gradient that is not finite")
+            self.movement.take_gradient(k, self.exchange.mean(t, row, overwrite=True), used)
+            self.void = False
+        return GRADIENT
+
+    def _check(self, value: Tensor, t: int, what: str) -> None:
+        """Numbers that are not finite end the run before anybody else has heard of them."""
+        if self.on_nan is not None and not self.wire.alone and not finite(value):
+            said = (
+                f"worker {self.wire.rank} has {what} at step {t}; no other worker has received anything of it; lower "
+                "the learning rate or look at its data"
+            )
+            self.wire.last_words(said)
+            raise AlgorithmError(said)
+
+    def _at(self, t: int) -> None:
+        self.t = t
+        for conversation in self.conversations:
+            conversation.t = t
+
+    def _by_name(self, rows: Sequence[Tensor]) -> Any:
+        """Rows of all buckets by parameter, or what all buckets share."""
+        if any(row.shape != bucket.flat.shape for row, bucket in zip(rows, self.buckets, strict=True)):
+            return rows[0].clone()
+        pairs = zip(self.buckets, rows, strict=True)
+        return {place.name: place.view(row).clone() for bucket, row in pairs for place in bucket.places}
+
+    def _by_bucket(self, value: Any) -> list[Tensor]:
+        """The opposite."""
+        if isinstance(value, Tensor):
+            return [value.to(bucket.flat.device).clone() for bucket in self.buckets]
+        found = []
+        for bucket in self.buckets:
+            row = torch.empty_like(bucket.flat)
+            for place in bucket.places:
+                if place.name not in value:
+                    raise AlgorithmError(f"the state has no parameter {place.name!r}: it is of another model")
+                place.view(row).copy_(value[place.name])
+            found.append(row)
+        return found
