@@ -2,7 +2,8 @@ r"""An algorithm without an engine: every request answered by its definition, on
 
 `Bare` cuts the workers into groups of rows (one process each) and the columns into buckets, runs one generator of the
 algorithm for every piece, in lockstep, and answers a request once all pieces have made it. What an algorithm computes
-must not depend on the cut. Gradients come from a formula whose numbers are a worker's own,
+must not depend on the cut. An engine that is `greedy` overwrites what an algorithm has handed on, as it may with one that
+says `in_place`, and lets nobody look at a gradient. Gradients come from a formula whose numbers are a worker's own,
 
 $$ g_{ik}(t, a, x) = c_{ik}\sin(x_k) + \tfrac12 x_{k+1} + \xi_{tik} + a/5 $$
 
@@ -56,6 +57,13 @@ class Trace:
             self.touched.append((what, value, value.clone()))
 
 
+@dataclass(frozen=True, eq=False)
+class Handed:
+    """A gradient that may be handed on and not looked at."""
+
+    value: Tensor
+
+
 class _Local:
     """What the workers of one piece know and can do."""
 
@@ -68,7 +76,12 @@ class _Local:
         self._trace.draws += 1
         return [stream(self._bare.seed, purpose, self.t, i) for i in self._rows]
 
-    def move(self, x: Tensor, g: Tensor) -> Tensor:
+    def move(self, x: Tensor, g: Tensor | Handed) -> Tensor:
+        if self._bare.greedy:
+            moved = x - self.lr * (g.value if isinstance(g, Handed) else g)
+            x.fill_(torch.nan)
+            return moved
+        assert isinstance(g, Tensor)
         self._trace.plain &= any(torch.equal(x, at) and torch.equal(g, found) for at, found in self.taken)
         self._trace.keep("the point it moves from", x)
         self._trace.keep("the direction it moves along", g)
@@ -86,6 +99,8 @@ class Bare:
     seed: int = 0
     slope: float = 1.0
     """Zero turns all gradients off."""
+    greedy: bool = False
+    """Whether what is handed on is overwritten."""
 
     def __post_init__(self) -> None:
         n, d = self.x0.shape
@@ -160,10 +175,15 @@ class Bare:
         if isinstance(first, Await):
             counts["hops"] += posts > 0  # messages that were posted together travel together
             answer = [toward(*a.ticket, a.share) for a in asked]
+            if self.greedy:
+                for a in asked:
+                    a.ticket[0].fill_(torch.nan)
             for part in answer:
                 trace.keep("the answer to Await", part)
             return 0, answer
         parts = [a.at if isinstance(a, Gradient) else a.value for a in asked]
+        gradients = any(isinstance(part, Handed) for part in parts)
+        parts = [part.value if isinstance(part, Handed) else part for part in parts]
         for part in parts:
             trace.keep(f"what it gave to {type(first).__name__}", part)
         value = whole.put(parts)
@@ -189,6 +209,11 @@ class Bare:
             raise Broken(f"step {t}: it asked for {type(first).__name__}, which is no request of the protocol")
         for part in answer:
             trace.keep(f"the answer to {type(first).__name__}", part)
+        if self.greedy and isinstance(first, Mix | Mean):
+            for part in parts:
+                part.fill_(torch.nan)
+        if self.greedy and (gradients or isinstance(first, Gradient)):
+            answer = [Handed(part) for part in answer]
         return posts, answer
 
 

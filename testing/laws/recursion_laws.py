@@ -86,6 +86,16 @@ def columns_apart(subject: Subject) -> None:
         agree(_stack(cut.deployed), _stack(whole.deployed), f"{topology.name}, columns in two buckets", ROUNDING)
 
 
+def handed_on(subject: Subject) -> None:
+    """If it says `in_place`: what it has handed on it does not read again, and it does not look at gradients."""
+    if not getattr(subject.algorithm, "in_place", False):
+        raise DoesNotApply("it does not say in_place = True")
+    for topology in subject.topologies:
+        kept = subject.bare(topology).run(STEPS)
+        overwritten = subject.bare(topology, greedy=True).run(STEPS)
+        agree(_stack(overwritten.deployed), _stack(kept.deployed), f"{topology.name}, where it is overwritten")
+
+
 def locality(subject: Subject) -> None:
     """What a worker starts from reaches another no sooner than messages carry it, and nobody where nobody speaks."""
     if subject.trace.means:
@@ -150,6 +160,7 @@ RECURSION_LAWS: dict[str, Law[Subject]] = {
     "purity": purity,
     "rows apart": rows_apart,
     "columns apart": columns_apart,
+    "handed on": handed_on,
     "locality": locality,
     "consensus stays": consensus_stays,
     "sums are kept": sums_are_kept,

@@ -116,6 +116,21 @@ class _WritesX(Dsgd):
         return local.move(x.copy_((yield Mix(x))), g), state
 
 
+@broken("reads what it handed on", "says in_place and looks back at the point it has sent", "handed on")
+class _LooksBack(Dsgd):
+    def step(self, x: Tensor, state: Any, local: Local) -> Step:
+        g = yield Gradient(x)
+        mixed = yield Mix(x)
+        return local.move(x + (mixed - x), g), state
+
+
+@broken("looks at gradients", "says in_place and computes with a gradient", "handed on")
+class _LooksAtGradients(Dsgd):
+    def step(self, x: Tensor, state: Any, local: Local) -> Step:
+        g = yield Gradient(x)
+        return local.move((yield Mix(x)), 1.0 * g), state
+
+
 @broken("message written to", "decays what it has posted while that is on its way", "purity")
 class _WritesMessage(Dsgd):
     def step(self, x: Tensor, state: Any, local: Local) -> Step:
