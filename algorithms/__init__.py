@@ -3,8 +3,11 @@
 if __name__ != "dissensus.algorithms":
     raise ImportError(f"import dissensus.algorithms, not {__name__}: the repository folder is not a top-level package")
 
-from dissensus.algorithms.engines.evaluation import Evaluation, evaluate
 from dissensus.algorithms.engines.distributed.front_door import Decentralized, decentralize
+from dissensus.algorithms.engines.distributed.nodes import node_groups
+from dissensus.algorithms.engines.distributed.timeline import Timeline
+from dissensus.algorithms.engines.distributed.wire import PeerError
+from dissensus.algorithms.engines.evaluation import Evaluation, evaluate
 from dissensus.algorithms.engines.participation import Cyclic, Independent, Intervals, OnOff, Participation, Straggler
 from dissensus.algorithms.engines.stacked import StackedEngine, StepRecord
 from dissensus.algorithms.errors import AlgorithmError
@@ -26,14 +29,17 @@ __all__ = [
     "Intervals",
     "OnOff",
     "Participation",
+    "PeerError",
     "Simulation",
     "StackedEngine",
     "StepRecord",
     "Straggler",
+    "Timeline",
     "algorithm",
     "algorithms",
     "decentralize",
     "evaluate",
+    "node_groups",
     "numpy_stream",
     "register",
     "simulate",

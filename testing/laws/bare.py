@@ -2,8 +2,9 @@ r"""An algorithm without an engine: every request answered by its definition, on
 
 `Bare` cuts the workers into groups of rows (one process each) and the columns into buckets, runs one generator of the
 algorithm for every piece, in lockstep, and answers a request once all pieces have made it. What an algorithm computes
-must not depend on the cut. An engine that is `greedy` overwrites what an algorithm has handed on, as it may with one that
-says `in_place`, and lets nobody look at a gradient. Gradients come from a formula whose numbers are a worker's own,
+must not depend on the cut. An engine that is `greedy` overwrites what an algorithm has handed on, as it may with one
+that says `in_place`, and lets nobody look at a gradient. Gradients come from a formula whose numbers are a worker's
+own,
 
 $$ g_{ik}(t, a, x) = c_{ik}\sin(x_k) + \tfrac12 x_{k+1} + \xi_{tik} + a/5 $$
 

@@ -113,7 +113,7 @@ class Exchange:
         if ticket.sent is not ticket.value:
             return self._by_differences(ticket, share, x)
         if len(x) == 1 and part.convex:
-            return _toward(x, ticket.inboxes, part.heard[0], float(share))
+            return _toward(x, ticket.inboxes, part.weights, float(share))
         own, heard = self._dense(ticket)
         mixed = own @ ticket.value if len(x) > 1 else ticket.value * own[0, 0]
         for box, columns in zip(ticket.inboxes, heard, strict=True):
@@ -170,9 +170,10 @@ def _rows(value: Tensor, rows: np.ndarray) -> Tensor:
     return value[torch.from_numpy(rows).to(value.device)]
 
 
-def _toward(x: Tensor, heard: Sequence[Tensor], weights: np.ndarray, share: float) -> Tensor:
+def _toward(x: Tensor, heard: Sequence[Tensor], weights: Sequence[float], share: float) -> Tensor:
     """The chain of interpolations of the module, in place: $a_j$ is γ w_j over what those after it leave."""
-    after = 1.0 - share * (np.cumsum(weights[::-1])[::-1] - weights)
-    for box, weight, left in zip(heard, share * weights, after, strict=True):
-        x.lerp_(box, min(float(weight / left), 1.0))
+    left = 1.0 - share * sum(weights[1:])
+    for k, box in enumerate(heard):
+        x.lerp_(box, min(share * weights[k] / left, 1.0))
+        left += share * weights[k + 1] if k + 1 < len(weights) else 0.0
     return x

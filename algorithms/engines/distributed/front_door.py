@@ -33,16 +33,17 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from dissensus.algorithms.engines import views
 from dissensus.algorithms.engines.distributed.fused import Fused, bucket_bytes, check_fused
 from dissensus.algorithms.engines.distributed.handshake import agree, facts_of, together
-from dissensus.algorithms.engines.distributed.timeline import Timeline
+from dissensus.algorithms.engines.distributed.timeline import Timeline, write_trace
 from dissensus.algorithms.engines.distributed.wire import Wire
 from dissensus.algorithms.engines.distributed.worker import LoopWorker, OnNan
 from dissensus.algorithms.engines.fit import check_fit
@@ -120,6 +121,20 @@ def decentralize(
     return opt
 
 
+def check_model(model: nn.Module, *, fused: bool) -> None:
+    """Refuses models whose parameters this engine cannot lay out, or whose gradients come too late for it."""
+    for name, p in model.named_parameters():
+        if hasattr(p, "placements"):
+            raise AlgorithmError(
+                f"parameter {name!r} is sharded (a DTensor): a worker must hold whole parameters; shard nothing "
+                "inside a worker and average its gradients with DDP instead (see node_groups)"
+            )
+    if fused and isinstance(model, nn.parallel.DistributedDataParallel):
+        raise AlgorithmError(
+            "fused=True moves before DDP has averaged the gradients inside a worker; use fused=False with it"
+        )
+
+
 class Decentralized(torch.optim.Optimizer):
     """One worker's optimizer: the inner one moves, the algorithm says what travels and when. See `decentralize`."""
 
@@ -141,11 +156,13 @@ class Decentralized(torch.optim.Optimizer):
     ) -> None:
         check_fit(algorithm, topology)
         check_optimizer(algorithm, inner)
+        check_model(model, fused=fused)
         if fused:
             check_fused(algorithm, accumulate)
         elif accumulate != 1:
             raise AlgorithmError(f"accumulate={accumulate} belongs to fused=True: without it one step() is one mixing")
         self._worker: LoopWorker | None = None
+        self._frozen: list[Tensor] = []
         super().__init__(inner.param_groups, inner.defaults)  # the very same group dictionaries
         self.inner, self.algorithm, self.topology, self.wire, self.seed = inner, algorithm, topology, wire, seed
         self._share_with_inner()
@@ -193,7 +210,7 @@ class Decentralized(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One step of the algorithm with the gradients that the loop has computed."""
         began, held, loss = time.perf_counter(), self._held, None
-        if any(p.requires_grad and id(p) not in held.known for g in self.param_groups for p in g["params"]):
+        if self._frozen and any(p.requires_grad for p in self._frozen):
             self._adopt()
         if closure is not None:
             held.ready()
@@ -215,6 +232,15 @@ class Decentralized(torch.optim.Optimizer):
         The others then mix with what this worker was before the change.
         """
         self._held.land()
+
+    def save_trace(self, path: str | Path) -> None:
+        """Writes where the time of all processes went as a Chrome trace; every process calls it.
+
+        Spans are kept where the optimizer was given a `Timeline(traced=True)`.
+        """
+        spans = self.wire.gather(self.timeline.spans, what="trace", step=self.t)
+        if self.wire.rank == 0:
+            write_trace(Path(path), dict(enumerate(spans)))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group; its parameters are exchanged from the next step on. Every process must do so."""
@@ -304,6 +330,7 @@ class Decentralized(torch.optim.Optimizer):
     def _adopt(self) -> None:
         """Lays out what is trained and not laid out yet."""
         named = self._trained()
+        self._frozen = [p for g in self.param_groups for p in g["params"] if not p.requires_grad]
         if self._fused is None:
             self._held.adopt(named)
             return

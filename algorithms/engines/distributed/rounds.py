@@ -33,7 +33,7 @@ class Part:
     heard: np.ndarray
     """The weights of the rows that come, in the order in which they come, (k, m)."""
 
-    @property
+    @cached_property
     def silent(self) -> bool:
         """Whether nothing happens: nobody speaks and everybody keeps what they have."""
         return not self.sends and not self.receives and np.array_equal(self.own, np.eye(len(self.own)))
@@ -43,6 +43,11 @@ class Part:
         """Whether every row sums to one, to rounding, with no weight below zero."""
         both = np.hstack([self.own, self.heard])
         return bool(np.all(both >= 0) and np.all(np.abs(both.sum(axis=1) - 1.0) <= 1e-14 * both.shape[1]))
+
+    @cached_property
+    def weights(self) -> tuple[float, ...]:
+        """With one worker a process: the weights of what comes, as plain numbers."""
+        return tuple(self.heard[0].tolist())
 
 
 class Rounds:

@@ -53,6 +53,8 @@ class LoopWorker:
         self.void = False
         """Whether this step's gradient is void: it counts as zero, and the worker does not move."""
         self.notes: dict[str, Any] = {}
+        self.known: set[int] = set()
+        """The parameters that are exchanged, by identity."""
         self.buckets: list[Bucket] = []
         self.movement = Movement(inner, self.buckets)
         self.points: list[Tensor] = []
@@ -65,15 +67,10 @@ class LoopWorker:
         self._seen: dict[int, int] = {}
         """The version of a bucket when a step was done with it."""
 
-    @property
-    def known(self) -> set[int]:
-        """The parameters that are exchanged, by identity."""
-        return {id(p) for bucket in self.buckets for p in bucket.parameters}
-
     def adopt(self, named: Sequence[tuple[str, nn.Parameter]], limit_bytes: int | None = None) -> None:
         """Takes in parameters that are not known yet; between two steps, and on every process."""
-        known = self.known
-        new = [(name, p) for name, p in named if id(p) not in known]
+        new = [(name, p) for name, p in named if id(p) not in self.known]
+        self.known |= {id(p) for _, p in new}
         self.restart()
         for bucket in buckets_of(new, limit_bytes):
             self.buckets.append(bucket)
@@ -218,14 +215,16 @@ class LoopWorker:
     def done(self, k: int, t: int, x: Tensor, state: Any) -> None:
         """The step of a bucket is over: the parameters hold what it deploys."""
         flat = self.buckets[k].flat
-        own = flat.untyped_storage().data_ptr()
-        self.states[k] = type(state)(*(v.clone() if v.untyped_storage().data_ptr() == own else v for v in state))
+        if state:
+            own = flat.untyped_storage().data_ptr()
+            state = type(state)(*(v.clone() if v.untyped_storage().data_ptr() == own else v for v in state))
+        self.states[k] = state
         if not self.in_place:
             self.points[k] = x
             x = self.algorithm.deployed(x, self.states[k])
+            self._seen[k] = self.buckets[k].version
         if x is not flat:
             flat.copy_(x)
-        self._seen[k] = self.buckets[k].version
         self._check(flat, t, "parameters that are not finite")
 
     def _look_again(self, k: int, t: int) -> None:
@@ -256,7 +255,8 @@ class LoopWorker:
 
     def _take(self, k: int, ticket: Ticket, share: float | Tensor) -> Tensor:
         bucket = self.buckets[k]
-        if self._versions.pop(k, bucket.version) != bucket.version:
+        sent = self._versions.pop(k, None)
+        if sent is not None and sent != bucket.version:
             raise AlgorithmError(
                 f"parameters were changed between step {ticket.step - 1} and step {ticket.step} while they were on "
                 "their way to the neighbours; call settle() on the optimizer before you change them"
