@@ -4,9 +4,10 @@ if __name__ != "dissensus.algorithms":
     raise ImportError(f"import dissensus.algorithms, not {__name__}: the repository folder is not a top-level package")
 
 from dissensus.algorithms.engines.distributed.front_door import Decentralized, decentralize
+from dissensus.algorithms.engines.distributed.front_door_checkpoint import load_training, save_training
 from dissensus.algorithms.engines.distributed.nodes import node_groups
+from dissensus.algorithms.engines.distributed.peers import PeerError
 from dissensus.algorithms.engines.distributed.timeline import Timeline
-from dissensus.algorithms.engines.distributed.wire import PeerError
 from dissensus.algorithms.engines.evaluation import Evaluation, evaluate
 from dissensus.algorithms.engines.participation import Cyclic, Independent, Intervals, OnOff, Participation, Straggler
 from dissensus.algorithms.engines.stacked import StackedEngine, StepRecord
@@ -39,9 +40,11 @@ __all__ = [
     "algorithms",
     "decentralize",
     "evaluate",
+    "load_training",
     "node_groups",
     "numpy_stream",
     "register",
+    "save_training",
     "simulate",
     "stream",
 ]

@@ -192,6 +192,8 @@ class Algorithm(Protocol[S]):
     """Whether columns are coupled by nothing but `Norm`."""
     in_place: ClassVar[bool]
     """Whether it only hands on points and gradients, so that an engine may overwrite them; may be left out: no."""
+    equal: ClassVar[bool]
+    """Whether workers that are equal stay equal, and must be made so when something was lost; may be left out: no."""
 
     def init(self, x: Tensor) -> S:
         """The state before the first step, from the workers' starting points."""

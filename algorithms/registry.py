@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.optimizers import optimizer_class, optimizer_name
@@ -68,6 +69,16 @@ def planned(of: Algorithm, lr: float | Callable[[int], float], steps: int) -> Al
     """
     plan = getattr(of, "planned", None)
     return of if plan is None else plan(lr if callable(lr) else lambda _: lr, steps)
+
+
+def reformed(of: Algorithm, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """Points and state to go on from among other workers than before, after some were lost or have come.
+
+    An algorithm that remembers what was mixed has a method `reformed(x, state)`; what others remember speaks of the
+    worker alone, and stays.
+    """
+    again = getattr(of, "reformed", None)
+    return (x, state) if again is None else again(x, state)
 
 
 def default_optimizer(of: Algorithm | type) -> Callable[[Any], torch.optim.Optimizer]:

@@ -18,8 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dissensus.algorithms.engines.distributed.handshake import agree, together
+from dissensus.algorithms.engines.distributed.wire import Wire
+from dissensus.algorithms.engines.snapshot import Snapshot
 from dissensus.algorithms.engines.stacked import StackedEngine
 from dissensus.algorithms.registry import algorithm, planned
 from dissensus.experiments.config import Study
@@ -46,30 +49,19 @@ class Setup:
     lr: Callable[[int], float]
 
     @classmethod
-    def build(cls, cell: Study) -> Setup:
-        """Builds data, model, topology, algorithm and engine of a single cell."""
-        _, arm, seed = cell.only
-        train = cell.train
-        dtype = {"float32": torch.float32, "float64": torch.float64}[train.dtype]
-        data = dataset(cell.data.name, cell.data.parameters).to(dtype)
-        graph = topology(cell.topology.name, train.workers, **cell.topology.parameters)
-        graph = with_faults(graph, cell.faults, seed)
-        order = Order(
-            data.size,
-            train.workers,
-            train.batch,
-            seed,
-            cell.data.partition,
-            labels=data.labels,
-            parameters=cell.data.partition_parameters,
-        )
+    def build(cls, cell: Study, wire: Wire | None = None, device: torch.device | None = None) -> Setup:
+        """Builds data, model, topology, algorithm and engine of a single cell.
+
+        With a `wire` the engine has this process's part of the workers; everything else is the same everywhere.
+        """
+        (_, arm, seed), train = cell.only, cell.train
+        data, graph, order, template = _parts(cell) if wire is None else together(wire, lambda: _parts(cell))
+        if wire is not None:
+            agree(wire, {"the configuration": cell.digest, "the data set": data.fingerprint})
         lr = rate_at(cell.lr, train.steps)
-        about = (cell.model.name, data.shape, data.classes, seed, cell.model.parameters)
-        template = model(*about).to(dtype)
-        what = f"model {cell.model.name!r} on data set {data.name!r}"
-        data.task.check(what, template, (data.train_x[:2], data.train_y[:2]), data.classes)
+        start = starts(*_about(cell, data), train.workers) if train.start == "independent" else None
         engine = StackedEngine(
-            template,
+            template.to(device=device),
             data.task.loss,
             algorithm=planned(algorithm(arm.algorithm, **arm.parameters), lr, train.steps),
             topology=graph,
@@ -82,7 +74,8 @@ class Setup:
             autocast=torch.bfloat16 if train.autocast else None,
             participation=participation(train.workers, cell.faults, seed),
             on_nan=train.on_nan or "stop",
-            start=starts(*about, train.workers) if train.start == "independent" else None,
+            start=start,
+            wire=wire,
         )
         return cls(cell, data, graph, order, engine, lr)
 
@@ -92,10 +85,13 @@ class Setup:
         return self.cell.seeds[0]
 
     def batch(self, t: int) -> Batch:
-        """The batches of step t, with the worker dimension first."""
-        at = torch.from_numpy(self.order.at(t).copy())
+        """The batches of step t for the workers of this process, with the worker dimension first."""
+        here, device = self.engine.workers, self.engine.columns.device
+        at = torch.from_numpy(self.order.at(t)[here.start : here.stop].copy())
         x = self.data.train_x[at]
-        return (x if self.augmentation is None else self.augmentation(x, self.seed, t)), self.data.train_y[at]
+        if self.augmentation is not None:
+            x = self.augmentation(x, self.seed, t, workers=here)
+        return x.to(device), self.data.train_y[at].to(device)
 
     @cached_property
     def augmentation(self) -> Augmentation | None:
@@ -108,27 +104,31 @@ class Setup:
     @cached_property
     def train_batches(self) -> list[Batch]:
         """All training samples, in batches of one model."""
-        return _chunks(self.data.train_x, self.data.train_y)
+        return self._chunks(self.data.train_x, self.data.train_y)
 
     @cached_property
     def probe_batches(self) -> list[Batch]:
         """The training samples under Hessian and envelope."""
         count = self.cell.probes.samples
-        return _chunks(self.data.train_x[:count], self.data.train_y[:count])
+        return self._chunks(self.data.train_x[:count], self.data.train_y[:count])
 
     @cached_property
     def envelope_batches(self) -> list[Batch]:
         """The same in at least eight portions, whose spread is the envelope's error."""
         x, y = (torch.cat(parts) for parts in zip(*self.probe_batches, strict=True))
-        return _chunks(x, y, max(1, min(2048, len(x) // 8)))
+        return self._chunks(x, y, max(1, min(2048, len(x) // 8)))
 
     @cached_property
     def test_batches(self) -> list[Batch]:
         """The test samples, in batches of one model."""
-        return _chunks(self.data.test_x, self.data.test_y)
+        return self._chunks(self.data.test_x, self.data.test_y)
 
-    def facts(self) -> dict[str, Any]:
-        """What the run knows of itself before the first step."""
+    def _chunks(self, x: Tensor, y: Tensor, size: int = 2048) -> list[Batch]:
+        device = self.engine.columns.device
+        return list(zip(x.to(device).split(size), y.to(device).split(size), strict=True))
+
+    def facts(self, seen: Snapshot | None = None) -> dict[str, Any]:
+        """What the run knows of itself before the first step; `seen` are the workers where they start."""
         rounds = [self.topology[t].triplets() for t in range(self.topology.period or 1)]
         return {
             "arm": self.cell.only[0],
@@ -139,7 +139,7 @@ class Setup:
             "train_samples": self.data.size,
             "test_samples": len(self.data.test_y),
             "steps_per_epoch": self.order.steps_per_epoch,
-            "start_hash": parameters_hash(self.engine.x),
+            "start_hash": parameters_hash((seen or self.engine.snapshot()).x),
             "data_hash": self.data.fingerprint,
             "order_hash": self.order.fingerprint,
             **self.order.facts(),
@@ -147,6 +147,32 @@ class Setup:
             "topology_hash": hashlib.sha256(repr(rounds).encode()).hexdigest()[:16],
             **environment(),
         }
+
+
+def _parts(cell: Study) -> tuple[DataSet, Topology, Order, nn.Module]:
+    """What is the same in every process: data, who mixes with whom, who sees what when, and the model."""
+    train, seed = cell.train, cell.seeds[0]
+    dtype = {"float32": torch.float32, "float64": torch.float64}[train.dtype]
+    data = dataset(cell.data.name, cell.data.parameters).to(dtype)
+    graph = with_faults(topology(cell.topology.name, train.workers, **cell.topology.parameters), cell.faults, seed)
+    order = Order(
+        data.size,
+        train.workers,
+        train.batch,
+        seed,
+        cell.data.partition,
+        labels=data.labels,
+        parameters=cell.data.partition_parameters,
+    )
+    template = model(*_about(cell, data)).to(dtype)
+    what = f"model {cell.model.name!r} on data set {data.name!r}"
+    data.task.check(what, template, (data.train_x[:2], data.train_y[:2]), data.classes)
+    return data, graph, order, template
+
+
+def _about(cell: Study, data: DataSet) -> tuple[str, tuple[int, ...], int, int, dict[str, Any]]:
+    """What a model is built from."""
+    return cell.model.name, data.shape, data.classes, cell.seeds[0], cell.model.parameters
 
 
 def environment() -> dict[str, Any]:
@@ -166,10 +192,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _chunks(x: Tensor, y: Tensor, size: int = 2048) -> list[Batch]:
-    return list(zip(x.split(size), y.split(size), strict=True))
-
-
 def draw_batches(setup: Setup, t: int, count: int) -> list[Batch]:
     """Fresh batches of one worker's size, drawn like the training's but from a stream of their own."""
     from dissensus.algorithms.streams import numpy_stream
@@ -178,7 +200,8 @@ def draw_batches(setup: Setup, t: int, count: int) -> list[Batch]:
     size, batch = setup.data.size, setup.cell.train.batch
     picks = [np.sort(generator.permutation(size)[:batch]) for _ in range(count)]
     drawn = [(setup.data.train_x[torch.from_numpy(p)], setup.data.train_y[torch.from_numpy(p)]) for p in picks]
-    if setup.augmentation is None:
-        return drawn
-    changed = setup.augmentation(torch.stack([x for x, _ in drawn]), setup.seed, "probe", t)
-    return list(zip(changed, (y for _, y in drawn), strict=True))
+    if setup.augmentation is not None:
+        changed = setup.augmentation(torch.stack([x for x, _ in drawn]), setup.seed, "probe", t)
+        drawn = list(zip(changed, (y for _, y in drawn), strict=True))
+    device = setup.engine.columns.device
+    return [(x.to(device), y.to(device)) for x, y in drawn]

@@ -155,6 +155,10 @@ class Train(Section):
     """Whether all workers start at one point, which is what happens if nothing is said, or each at one of its own."""
     keep: bool | None = None
     """Keeps the state at the end beside the records (`state.pt`), to be looked at with `dissensus probe`."""
+    checkpoint_every: Positive | None = None
+    """Steps between checkpoints, which the run goes on from with --resume; the end is one, too."""
+    checkpoint_keep: Positive | None = None
+    """How many of them stay; 3 if nothing is said."""
 
 
 class Faults(Section):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dissensus.algorithms.engines.snapshot import Snapshot
 from dissensus.algorithms.streams import stream_seed
 from dissensus.experiments.cell import Batch, Setup, draw_batches
 from dissensus.experiments.data import Task
@@ -47,16 +48,16 @@ def evaluate(module: nn.Module, batches: Sequence[Batch], task: Task) -> tuple[f
     return loss / count + float(task.penalty(module)), right / count
 
 
-def measure_learning(setup: Setup, recorder: Recorder, gamma: float | None) -> None:
+def measure_learning(setup: Setup, seen: Snapshot, recorder: Recorder, gamma: float | None) -> None:
     """Records the consensus model's losses and accuracy, the consensus distance, and this step's lr and gamma."""
-    engine, step = setup.engine, setup.engine.t
-    bn = setup.cell.probes.bn if engine.buffers else "none"
-    with engine.consensus(**_policy(setup)) as module:
+    step = seen.t
+    bn = setup.cell.probes.bn if seen.buffers else "none"
+    with seen.consensus(**_policy(setup)) as module:
         for name, batches in (("train", setup.train_batches), ("test", setup.test_batches)):
             loss, accuracy = evaluate(module, batches, setup.data.task)
             recorder.metric(step, f"{name}_loss", loss, which="consensus", bn=bn)
             recorder.metric(step, f"{name}_accuracy", accuracy, which="consensus", bn=bn)
-    distance = consensus_distance(engine.x)
+    distance = consensus_distance(seen.x)
     recorder.metric(step, "consensus_distance", distance.xi, which="workers")
     recorder.metric(step, "mean_distance", distance.mean_norm, which="workers")
     if step < setup.cell.train.steps:
@@ -65,26 +66,27 @@ def measure_learning(setup: Setup, recorder: Recorder, gamma: float | None) -> N
         recorder.metric(step, "gamma", gamma, which="workers")
 
 
-def measure_workers(setup: Setup, recorder: Recorder) -> None:
+def measure_workers(setup: Setup, seen: Snapshot, recorder: Recorder) -> None:
     """Records how single workers do on the test set: their mean and the worst of them."""
     accuracies = []
-    for i in range(setup.engine.size):
-        with setup.engine.worker(i) as module:
+    for i in range(seen.size):
+        with seen.worker(i) as module:
             accuracies.append(evaluate(module, setup.test_batches, setup.data.task)[1])
-    step = setup.engine.t
-    recorder.metric(step, "test_accuracy", sum(accuracies) / len(accuracies), which="mean")
-    recorder.metric(step, "test_accuracy", min(accuracies), which="worst")
+    recorder.metric(seen.t, "test_accuracy", sum(accuracies) / len(accuracies), which="mean")
+    recorder.metric(seen.t, "test_accuracy", min(accuracies), which="worst")
 
 
-def measure_curvature(setup: Setup, recorder: Recorder, *, noise: bool, eigenvalue: bool) -> NoiseMeasure | None:
+def measure_curvature(
+    setup: Setup, seen: Snapshot, recorder: Recorder, *, noise: bool, eigenvalue: bool
+) -> NoiseMeasure | None:
     """Records curvature at the consensus model and what the disagreement makes of it; returns the noise measure."""
-    engine, step, probes, loss = setup.engine, setup.engine.t, setup.cell.probes, setup.data.task.loss
+    step, probes, loss = seen.t, setup.cell.probes, setup.data.task.loss
     began = time.perf_counter()
     seed = stream_seed(setup.seed, "probe", "curvature", step)
-    about = {"bn": probes.bn if engine.buffers else "none"}
-    x = engine.x
+    about = {"bn": probes.bn if seen.buffers else "none"}
+    x = seen.x
     found = None
-    with engine.consensus(**_policy(setup)) as module:
+    with seen.consensus(**_policy(setup)) as module:
         operator = Curvature(module, loss, setup.probe_batches)
         accuracy = probes.trace_error if eigenvalue else max(probes.trace_error, _ON_THE_WAY)
         trace = hessian_trace(operator, rtol=accuracy, seed=seed)
@@ -107,21 +109,20 @@ def measure_curvature(setup: Setup, recorder: Recorder, *, noise: bool, eigenval
                 module, loss, sample, seed, batches=setup.probe_batches, operator=operator, vectors=4
             ).compressed(24)
             recorder.probe(step, "gradient_noise", found.variance.to_dict(), which="consensus", **about)
-    _measure_single_workers(setup, recorder, accuracy, seed)
+    _measure_single_workers(setup, seen, recorder, accuracy, seed)
     recorder.metric(step, "probe_seconds", time.perf_counter() - began, which="consensus")
     return found
 
 
-def _measure_single_workers(setup: Setup, recorder: Recorder, accuracy: float, seed: int) -> None:
+def _measure_single_workers(setup: Setup, seen: Snapshot, recorder: Recorder, accuracy: float, seed: int) -> None:
     """Records the Hessian trace of the workers that the configuration names."""
-    engine = setup.engine
     for i in setup.cell.probes.curvature_of or ():
-        with engine.worker(i) as module:
+        with seen.worker(i) as module:
             trace = hessian_trace(
                 Curvature(module, setup.data.task.loss, setup.probe_batches), rtol=accuracy, seed=seed
             )
-        about = {"bn": "own"} if engine.buffers else {}
-        recorder.probe(engine.t, "hessian_trace", trace.to_dict(), which="single", worker=i, **about)
+        about = {"bn": "own"} if seen.buffers else {}
+        recorder.probe(seen.t, "hessian_trace", trace.to_dict(), which="single", worker=i, **about)
 
 
 def _policy(setup: Setup) -> dict[str, Any]:

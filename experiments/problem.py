@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dissensus.algorithms.engines.distributed.wire import Wire
 from dissensus.algorithms.engines.gradients import Route
 from dissensus.algorithms.engines.moves import OptimizerFactory
 from dissensus.algorithms.engines.stacked import StackedEngine
@@ -201,6 +202,8 @@ def engine_for(
     dtype: Literal["float64", "float32"] | torch.dtype = "float64",
     gradients: Route = "vmap",
     seed: int = 0,
+    wire: Wire | None = None,
+    device: torch.device | None = None,
 ) -> StackedEngine:
     """The engine that runs an algorithm on the problem, at its start.
 
@@ -213,6 +216,8 @@ def engine_for(
         dtype: in which the whole recursion runs.
         gradients: `vmap`, or `loop`: one worker after the other.
         seed: what compressors and the like draw from; the problem itself draws nothing.
+        wire: the processes that share the workers; all are here unless given.
+        device: where they are.
     """
     if topology.size != problem.size:
         raise ConfigError(
@@ -222,7 +227,7 @@ def engine_for(
     if kind is None:
         raise ConfigError(f"dtype must be float64 or float32, got {dtype!r}")
     return StackedEngine(
-        Point(problem.dimension, kind),
+        Point(problem.dimension, kind).to(device=device),
         quadratic_loss,
         algorithm=algorithm,
         topology=topology,
@@ -231,20 +236,23 @@ def engine_for(
         seed=seed,
         gradients=gradients,
         start=torch.from_numpy(problem.x0),
+        wire=wire,
     )
 
 
 def walk(problem: Problem, engine: StackedEngine, steps: int) -> Iterator[np.ndarray]:
-    """The deployed points (n, d) before the first step, then after every one of `steps`."""
+    """The deployed points (n, d) before the first step, then after every one of `steps`, in every process."""
     check_steps(problem, steps)
-    fixed, noise = {"A": problem.A, "b": problem.b}, problem.noise
-    batch = {key: torch.from_numpy(value).to(engine.columns.dtype) for key, value in fixed.items()}
-    yield engine.x.numpy()
+    here = slice(engine.workers.start, engine.workers.stop)
+    fixed, noise = {"A": problem.A[here], "b": problem.b[here]}, problem.noise
+    kind = {"dtype": engine.columns.dtype, "device": engine.columns.device}
+    batch = {key: torch.from_numpy(value).to(**kind) for key, value in fixed.items()}
+    yield engine.snapshot().x.cpu().numpy()
     for _ in range(steps):
         if noise is not None:
-            batch["noise"] = torch.from_numpy(noise[engine.t]).to(engine.columns.dtype)
+            batch["noise"] = torch.from_numpy(noise[engine.t, here]).to(**kind)
         engine.step(batch)
-        yield engine.x.numpy()
+        yield engine.snapshot().x.cpu().numpy()
 
 
 def solve(

@@ -8,6 +8,8 @@
       probes.jsonl    the same with estimate, stderr, interval, num_matvecs, seed, converged
       summary.json    final numbers and status: ok | failed | interrupted; written in one atomic move
       state.pt        where train.keep says so: what every worker held at the end
+      checkpoints/    where train.checkpoint_every says so: what every worker held, to go on from
+      timing.json     of `dissensus train`: where the time of every process went
 
 The two JSONL files only ever grow, and each line is flushed: whatever happens, what was measured is there. A last line
 that was cut off by a kill is passed over on reading; a broken line anywhere else is an error.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +37,7 @@ Status = Literal["ok", "failed", "interrupted"]
 Which = Literal["consensus", "workers", "mean", "worst", "single", "theory"]
 """The weights a number speaks of: their average, all of them together, single ones (the key `worker` says which), or
 none: a prediction."""
-_FILES = ("config.toml", "meta.json", "metrics.jsonl", "probes.jsonl", "summary.json", "state.pt")
+_FILES = ("config.toml", "meta.json", "metrics.jsonl", "probes.jsonl", "summary.json", "state.pt", "timing.json")
 
 
 def directory_of(root: Path, cell: Study) -> Path:
@@ -58,8 +61,29 @@ class Recorder:
         path.mkdir(parents=True, exist_ok=True)
         for name in _FILES:
             (path / name).unlink(missing_ok=True)
+        shutil.rmtree(path / "checkpoints", ignore_errors=True)
         write(cell, path / "config.toml")
         return cls(path)
+
+    @classmethod
+    def reopen(cls, path: Path, step: int) -> Recorder:
+        """Goes on with a run from a step: what was recorded before stays, what came from there on is recorded anew."""
+        for name in ("metrics", "probes"):
+            file = path / f"{name}.jsonl"
+            kept = [json.dumps(line) for line in read_lines(file) if line["step"] < step and line["which"] != "theory"]
+            write_whole(file, "".join(f"{line}\n" for line in kept))
+        for name in ("summary.json", "error.txt", "state.pt", "timing.json"):
+            (path / name).unlink(missing_ok=True)
+        return cls(path)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run began, those before it was resumed included."""
+        return time.perf_counter() - self.started
+
+    def continues(self, elapsed: float) -> None:
+        """The run has taken so many seconds before."""
+        self.started = time.perf_counter() - elapsed
 
     def __enter__(self) -> Recorder:
         for name in ("metrics", "probes"):
@@ -90,7 +114,7 @@ class Recorder:
         write_json(self.path / "summary.json", {"schema_version": SCHEMA_VERSION, "status": status, **facts})
 
     def _append(self, stream: str, line: dict[str, Any]) -> None:
-        line["wall_s"] = round(time.perf_counter() - self.started, 4)
+        line["wall_s"] = round(self.elapsed, 4)
         out = self._streams[stream]
         out.write(json.dumps(_plain(line), allow_nan=False) + "\n")
         out.flush()

@@ -1,6 +1,7 @@
 """The state a run ended in, beside its records: what every worker held, so that it can be looked at or gone on with.
 
-`state.pt` is the engine's `state_dict()`: points, buffers, the algorithm's and the optimizer's memory. It is read back
+`state.pt` is the engine's `state_dict()`: points, buffers, the algorithm's and the optimizer's memory. Where several
+processes shared the workers, or the run saved checkpoints, it is the one of the last step. Either is read back
 without unpickling code, into an engine built from the run's own configuration, and checked against the hash that the
 summary keeps. A run without one can be trained again: its configuration alone reproduces it, to the bit where versions
 and machine are the same, which the hash tells.
@@ -9,16 +10,17 @@ and machine are the same, which the hash tells.
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dissensus.algorithms.engines.distributed.nest import read_nest
 from dissensus.algorithms.engines.stacked import StackedEngine
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.experiments.cell import Setup
+from dissensus.experiments.checkpoints import found_in, go_on
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.models import parameters_hash
 from dissensus.experiments.records import Run
@@ -51,6 +53,9 @@ def finished(run: Run, *, again: bool = False, watch: Callable[[int], None] | No
     if path.exists():
         setup.engine.load_state_dict(read_state(path))
         _check(run, setup, f"{path} is not the state its summary speaks of")
+    elif (last := found_in(run.path)) is not None and last.step == run.study.train.steps:
+        go_on(last, setup)
+        _check(run, setup, f"{last.path} is not the state its summary speaks of")
     elif again:
         with threads(run.study.train.threads):
             for t in range(run.study.train.steps):
@@ -70,12 +75,9 @@ def finished(run: Run, *, again: bool = False, watch: Callable[[int], None] | No
 def read_state(path: Path) -> dict[str, Any]:
     """Reads a file of tensors and plain values; code in it is refused."""
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {str(path)!r}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
-        said = str(error).strip().split("\n")[0].split(". ")[0]
-        raise ConfigError(f"{path} is no file of tensors that torch.save wrote ({said})") from None
+        saved = read_nest(path)
+    except AlgorithmError as error:
+        raise ConfigError(str(error)) from None
     if not isinstance(saved, dict | list | tuple | torch.Tensor):
         raise ConfigError(f"{path} holds a {type(saved).__name__}: expected tensors by name")
     return saved  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """Arms times seeds: every cell of a study, one after the other or in several processes, and what came of them.
 
 Ctrl-C ends the cells that run, each with a readable, `interrupted` run directory, and is passed on. With `resume` the
-cells that are `ok` on disk are not run again.
+cells that are `ok` on disk are not run again, and those that have checkpoints go on from the last.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def run_study(
         progress.advance(cells[at].train.steps)
         progress.finish(outcome)
     if processes == 1 or len(todo) <= 1:
-        done = _here(todo, root, progress)
+        done = _here(todo, root, progress, resume=resume)
     else:
-        done = _in_processes(todo, root, progress, min(processes, len(todo)))
+        done = _in_processes(todo, root, progress, min(processes, len(todo)), resume=resume)
     outcomes = {**kept, **done}
     return [outcomes[at] for at in sorted(outcomes)]
 
@@ -78,10 +78,10 @@ def _finished(cell: Study, root: Path) -> Outcome | None:
     return Outcome(path, run.arm, run.seed, "ok") if run.status == "ok" else None
 
 
-def _here(cells: dict[int, Study], root: Path, progress: Progress) -> dict[int, Outcome]:
+def _here(cells: dict[int, Study], root: Path, progress: Progress, *, resume: bool) -> dict[int, Outcome]:
     done = {}
     for at, cell in cells.items():
-        done[at] = run_cell(cell, root, _every_so_often(cell.train.steps, progress.advance))
+        done[at] = run_cell(cell, root, _every_so_often(cell.train.steps, progress.advance), resume=resume)
         progress.finish(done[at])
         if done[at].status == "interrupted":
             raise KeyboardInterrupt
@@ -89,13 +89,14 @@ def _here(cells: dict[int, Study], root: Path, progress: Progress) -> dict[int, 
 
 
 def _every_so_often(steps: int, tell: Callable[[int], Any]) -> Callable[[int], None]:
-    """Tells about every twentieth step, and about the last."""
+    """Tells about every twentieth step, and about the last, how many more are done."""
+    told = 0
 
     def watch(t: int) -> None:
-        if t % _REPORTED == 0:
-            tell(_REPORTED)
-        elif t == steps:
-            tell(steps % _REPORTED)
+        nonlocal told
+        if t % _REPORTED == 0 or t == steps:
+            tell(t - told)
+            told = t
 
     return watch
 
@@ -111,7 +112,7 @@ def _initialize(messages: Any, stop: Any) -> None:
     _messages, _stop = messages, stop
 
 
-def _in_pool(cell: Study, root: Path) -> Outcome:
+def _in_pool(cell: Study, root: Path, resume: bool) -> Outcome:
     if _stop.is_set():  # it was waiting in the queue of the pool: leave no directory
         arm, _, seed = cell.only
         return Outcome(directory_of(root, cell), arm, seed, "interrupted", "not started")
@@ -122,16 +123,18 @@ def _in_pool(cell: Study, root: Path) -> Outcome:
         if _stop.is_set():
             raise KeyboardInterrupt
 
-    return run_cell(cell, root, watch)
+    return run_cell(cell, root, watch, resume=resume)
 
 
-def _in_processes(cells: dict[int, Study], root: Path, progress: Progress, processes: int) -> dict[int, Outcome]:
+def _in_processes(
+    cells: dict[int, Study], root: Path, progress: Progress, processes: int, *, resume: bool
+) -> dict[int, Outcome]:
     context = mp.get_context("spawn")
     messages, stop = context.Queue(), context.Event()
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_initialize, initargs=(messages, stop))
     try:
         with _deaf_children():
-            futures = {at: pool.submit(_in_pool, cell, root) for at, cell in cells.items()}
+            futures = {at: pool.submit(_in_pool, cell, root, resume) for at, cell in cells.items()}
         done = _follow(futures, messages, progress, lambda at: _died(cells[at], root))
     except KeyboardInterrupt:
         stop.set()

@@ -11,6 +11,7 @@ try:
 except ImportError:
     raise ImportError("dissensus.testing needs hypothesis: pip install 'dissensus[testing]'") from None
 
+from dissensus.algorithms.engines.distributed.injection import Injection
 from dissensus.testing.algorithm_laws import ALGORITHM_LAWS, check_algorithm, variants
 from dissensus.testing.dense_report import dense_report
 from dissensus.testing.dense_topologies import dense_rounds
@@ -33,6 +34,7 @@ __all__ = [
     "ALGORITHM_LAWS",
     "ENGINE_LAWS",
     "MUTANTS",
+    "Injection",
     "Mutant",
     "Verdict",
     "check_algorithm",

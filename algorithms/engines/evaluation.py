@@ -28,6 +28,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dissensus.algorithms.engines.snapshot import Snapshot
 from dissensus.algorithms.engines.stacked import StackedEngine
 from dissensus.algorithms.engines.views import BatchNormPolicy, generators_restored
 from dissensus.algorithms.errors import AlgorithmError
@@ -118,7 +119,7 @@ class Evaluation:
 
 
 def evaluate(
-    engine: StackedEngine,
+    engine: StackedEngine | Snapshot,
     metrics: Mapping[str, Metric] | Metric,
     batches: Iterable[Any],
     *,
@@ -132,7 +133,7 @@ def evaluate(
     """Evaluates the consensus model and every worker on the same batches; the training does not notice.
 
     Args:
-        engine: whose workers.
+        engine: whose workers, or a snapshot of them. Spread over processes, all of these call it together.
         metrics: name -> metric, or one metric, which then goes by its own name.
         batches: one model's batches, without a worker dimension; gone through once.
         bn: where the buffers of the consensus model come from, as in `engine.consensus`.
@@ -150,10 +151,10 @@ def evaluate(
         raise AlgorithmError(f"chunk must be at least 1 worker, got {chunk}")
     if bn == "recalibrate" and calibration is None:
         raise AlgorithmError('bn="recalibrate" needs batches to measure the statistics on: pass calibration=[...]')
-    total, passed = 0, 0
-    sums = {name: torch.zeros(1 + engine.size, dtype=torch.float64) for name in named}
-    everyone = _one_by_one(engine, named) if workers == "loop" else _at_once(engine, named, chunk)
-    average_of = engine.consensus(bn=bn, batches=calibration)
+    total, passed, seen = 0, 0, engine.snapshot()
+    sums = {name: torch.zeros(1 + seen.size, dtype=torch.float64) for name in named}
+    everyone = _one_by_one(seen, named) if workers == "loop" else _at_once(seen, named, chunk)
+    average_of = seen.consensus(bn=bn, batches=calibration)
     with average_of as average, everyone as of, torch.no_grad():  # a view puts the generators back, whoever draws
         for batch in batches:
             size = _length(batch) if samples is None else samples(batch)
@@ -167,8 +168,9 @@ def evaluate(
     if total == 0:
         raise AlgorithmError("there is no sample to evaluate on: batches is empty, or was gone through before")
     found = {name: _measured((s / total).tolist(), bad[name]) for name, s in sums.items()}
-    cut_off = tuple(sorted(engine.isolated))
-    return Evaluation(found, total, passed, engine.t, engine.size, bn if engine.buffers else "none", cut_off)
+    return Evaluation(
+        found, total, passed, seen.t, seen.size, bn if seen.buffers else "none", tuple(sorted(seen.isolated))
+    )
 
 
 Everyone = Callable[[Any], dict[str, Tensor]]
@@ -176,18 +178,17 @@ Everyone = Callable[[Any], dict[str, Tensor]]
 
 
 @contextmanager
-def _one_by_one(engine: StackedEngine, metrics: Mapping[str, Metric]) -> Iterator[Everyone]:
+def _one_by_one(seen: Snapshot, metrics: Mapping[str, Metric]) -> Iterator[Everyone]:
     """The workers take turns in one module."""
-    x, buffers = engine.x, engine.buffers
-    with engine.worker(0) as module:
+    with seen.worker(0) as module:
         places = dict(module.named_buffers())
 
         def of(batch: Any) -> dict[str, Tensor]:
             found: dict[str, list[Tensor]] = {name: [] for name in metrics}
-            for i in range(engine.size):
-                engine.columns.write(x[i], module)
+            for i in range(seen.size):
+                seen.columns.write(seen.x[i], module)
                 for name, place in places.items():
-                    place.copy_(buffers[name][i])
+                    place.copy_(seen.buffers[name][i])
                 for name, metric in metrics.items():
                     found[name].append(_value(name, metric, module, batch))
             return {name: torch.stack(values) for name, values in found.items()}
@@ -196,10 +197,10 @@ def _one_by_one(engine: StackedEngine, metrics: Mapping[str, Metric]) -> Iterato
 
 
 @contextmanager
-def _at_once(engine: StackedEngine, metrics: Mapping[str, Metric], chunk: int | None) -> Iterator[Everyone]:
+def _at_once(seen: Snapshot, metrics: Mapping[str, Metric], chunk: int | None) -> Iterator[Everyone]:
     """The workers under one `vmap`; what a metric draws is the same for all, as in the loop."""
-    split, buffers = engine.columns.unflatten(engine.x), engine.buffers
-    with engine.worker(0) as module:
+    split, buffers = seen.columns.unflatten(seen.x), dict(seen.buffers)
+    with seen.worker(0) as module:
 
         def of(batch: Any) -> dict[str, Tensor]:
             return {name: of_one(name, metric, batch) for name, metric in metrics.items()}

@@ -73,6 +73,8 @@ class GradientRoute:
     """How many workers go through one vmap; all of them unless told otherwise."""
     accumulate: int = 1
     autocast: torch.dtype | None = None
+    first: int = 0
+    """The number of the worker in the first row."""
     _draws: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -122,7 +124,7 @@ class GradientRoute:
             ) from error
 
     def _seeds(self, key: tuple[int, ...], lo: int, hi: int) -> list[int]:
-        return [stream_seed(self.seed, "dropout", *key, i) for i in range(lo, hi)]
+        return [stream_seed(self.seed, "dropout", *key, self.first + i) for i in range(lo, hi)]
 
     def _casting(self, value: Tensor) -> Any:
         return nullcontext() if self.autocast is None else torch.autocast(value.device.type, self.autocast)

@@ -7,6 +7,9 @@ A **strip** is a run of columns of one block. Nothing couples columns between a 
 engine runs the recursion strip by strip: what mixing leaves is still in the cache when the move reads it, and a step
 moves little more through the memory than the optimizer alone would. An algorithm that couples columns
 (`columnwise = False`) gets one block and one strip with all columns in the model's order.
+
+Where the workers are spread over processes a strip is a message. Few large ones travel better than many small ones, so
+the parameters then lie side by side in one block (per group of the optimizer), and strips are cut across them.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ OWN_BLOCK = 1 << 14
 """From so many numbers on a parameter has a block of its own."""
 STRIP = 1 << 20
 """Numbers in a strip over all workers: few enough for the cache of a CPU, enough to hide the calls."""
+MESSAGE = 1 << 17
+"""A strip that travels has at least so many columns."""
 
 Options = Mapping[str, Any]
 
@@ -78,6 +83,7 @@ class Layout:
     """Blocks and strips of a model's columns for n workers."""
 
     size: int
+    """The number of rows: of the workers in this process."""
     columns: Columns
     blocks: tuple[Block, ...]
     strips: tuple[Strip, ...]
@@ -85,15 +91,18 @@ class Layout:
     """The options of every group of the optimizer."""
 
     @classmethod
-    def of(cls, size: int, columns: Columns, options: Sequence[Options], *, columnwise: bool) -> Layout:
-        """Lays out the columns; `options` are those of every parameter."""
+    def of(
+        cls, size: int, columns: Columns, options: Sequence[Options], *, columnwise: bool, travelling: bool = False
+    ) -> Layout:
+        """Lays out the columns; `options` are those of every parameter; `travelling` strips are messages."""
         groups: list[Options] = []
         of_part: list[int] = []
         for own in options:
             if own not in groups:
                 groups.append(own)
             of_part.append(groups.index(own))
-        chosen = _by_size(columns, of_part) if columnwise else [list(range(len(columns.names)))]
+        own_block = columns.size + 1 if travelling else OWN_BLOCK
+        chosen = _by_size(columns, of_part, own_block) if columnwise else [list(range(len(columns.names)))]
         starts = [sum(columns.counts[:i]) for i in range(len(columns.names))]
         blocks, strips = [], []
         for k, members in enumerate(chosen):
@@ -110,7 +119,8 @@ class Layout:
             blocks.append(Block(tuple(parts)))
             if columnwise:
                 group = pieces[0][1]
-                wide = max(16, STRIP // size // 16 * 16) if columns.device.type == "cpu" else at
+                wide = max(MESSAGE if travelling else 16, STRIP // size // 16 * 16)
+                wide = wide if columns.device.type == "cpu" else at
                 cuts = [slice(lo, min(lo + wide, at)) for lo in range(0, at, max(1, wide))]
                 strips += [Strip(k, cut, ((slice(0, cut.stop - cut.start), group),)) for cut in cuts]
             else:
@@ -148,9 +158,10 @@ class Layout:
         rows = [v.reshape(len(v), -1) for v in self.views(blocks).values()]
         return rows[0].clone() if len(rows) == 1 else torch.cat(rows, dim=1)
 
-    def cut(self, value: Tensor) -> list[Tensor]:
-        """An (n, d) tensor in the model's order, as a tensor of its own for every strip."""
-        blocks = self.empty()
+    def cut(self, value: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """An (n, d) tensor in the model's order, as a tensor of its own for every strip; in the parameters' dtype."""
+        kind = {"dtype": dtype or self.columns.dtype, "device": self.columns.device}
+        blocks = [torch.empty(self.size, block.width, **kind) for block in self.blocks]
         self.scatter(value, blocks)
         return [self.strip(blocks, k).clone() for k in range(len(self.strips))]
 
@@ -163,12 +174,12 @@ class Layout:
         return self.gather(blocks)
 
 
-def _by_size(columns: Columns, group: Sequence[int]) -> list[list[int]]:
+def _by_size(columns: Columns, group: Sequence[int], own_block: int) -> list[list[int]]:
     """Large parameters alone; the small ones of a group of the optimizer together."""
     alone: list[list[int]] = []
     small: dict[int, list[int]] = {}
     for i, count in enumerate(columns.counts):
-        if count >= OWN_BLOCK:
+        if count >= own_block:
             alone.append([i])
         else:
             small.setdefault(group[i], []).append(i)

@@ -44,6 +44,8 @@ class Piece:
     parameter: torch.nn.Parameter
     group: int
     """Which param group of the optimizer it is in."""
+    options: int
+    """Which options of the layout it has."""
 
 
 def options_of(columns: Columns, groups: Groups | None) -> list[Options]:
@@ -71,7 +73,8 @@ class Move:
         """`apart` gives every worker a parameter of its own, so that one that is away keeps its own clock (Adam's)."""
         workers = _runs(per_worker, layout.size)
         kind = {"dtype": layout.columns.dtype, "device": layout.columns.device}
-        self._pieces: list[list[Piece]] = []
+        self.pieces: list[list[Piece]] = []
+        """By strip."""
         held: dict[int, list[torch.nn.Parameter]] = {}
         for strip in layout.strips:
             pieces = []
@@ -80,9 +83,9 @@ class Move:
                     for rows in [slice(i, i + 1) for i in range(run.start, run.stop)] if apart else [run]:
                         shape = rows.stop - rows.start, columns.stop - columns.start
                         p = torch.nn.Parameter(torch.zeros(shape, **kind))
-                        pieces.append(Piece(rows, columns, p, group * len(workers) + k))
+                        pieces.append(Piece(rows, columns, p, group * len(workers) + k, group))
                         held.setdefault(pieces[-1].group, []).append(p)
-            self._pieces.append(pieces)
+            self.pieces.append(pieces)
         given = [{**options, **own} for options in layout.options for _, own in workers]
         order = sorted(held)
         self.optimizer = _build(factory, [held[g] for g in order], [given[g] for g in order])
@@ -109,7 +112,7 @@ class Move:
         if self._own_gradient:
             g = g.clone()
         chosen: dict[int, list[torch.nn.Parameter]] = {}
-        for piece in self._pieces[k]:
+        for piece in self.pieces[k]:
             if there is not None and not bool(there[piece.rows].any()):
                 continue
             piece.parameter.data = moved[piece.rows, piece.columns]
@@ -124,14 +127,18 @@ class Move:
             self.optimizer.param_groups = self._groups
             for i in chosen:
                 self._groups[i]["params"] = self._params[i]
-            for piece in self._pieces[k]:
+            for piece in self.pieces[k]:
                 piece.parameter.grad = None
         return moved
 
+    def group(self, piece: Piece) -> dict[str, Any]:
+        """The param group of a piece."""
+        return self._groups[self._place[piece.group]]
+
     def rate(self, k: int) -> float | Tensor:
         """The learning rate that strip k moves with: a number, or a column or more where workers or columns differ."""
-        pieces = self._pieces[k]
-        rates = [float(self._groups[self._place[p.group]].get("lr", self.base_lr)) for p in pieces]
+        pieces = self.pieces[k]
+        rates = [float(self.group(p).get("lr", self.base_lr)) for p in pieces]
         if len(set(rates)) == 1:
             return rates[0]
         width = max(p.columns.stop for p in pieces) if len({(p.columns.start) for p in pieces}) > 1 else 1
@@ -144,16 +151,16 @@ class Move:
     def keeping(self, k: int, rows: Tensor) -> Callable[[], None]:
         """Remembers the memory of these workers (a mask) for strip k; what is returned puts it back."""
         before: list[tuple[Piece, Tensor, dict[str, Tensor]]] = []
-        for piece in self._pieces[k]:
+        for piece in self.pieces[k]:
             mask = rows[piece.rows]
             state = self.optimizer.state.get(piece.parameter, {})
-            own = {name: v[mask].clone() for name, v in state.items() if _is_stacked(v, piece)}
+            own = {name: v[mask].clone() for name, v in state.items() if is_stacked(v, piece)}
             before.append((piece, mask, own))
 
         def put_back() -> None:
             for piece, mask, own in before:
                 for name, v in self.optimizer.state.get(piece.parameter, {}).items():
-                    if _is_stacked(v, piece):
+                    if is_stacked(v, piece):
                         v[mask] = own.get(name, 0.0)
 
         return put_back
@@ -236,7 +243,8 @@ def _trial(factory: OptimizerFactory, start: list[Tensor], gradients: Tensor) ->
     return [p.detach() for p in parameters], written
 
 
-def _is_stacked(value: Any, piece: Piece) -> bool:
+def is_stacked(value: Any, piece: Piece) -> bool:
+    """Whether the optimizer remembers this number by number, rather than once for the whole piece."""
     return isinstance(value, Tensor) and value.shape == piece.parameter.shape
 
 

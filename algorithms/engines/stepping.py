@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dissensus.algorithms.engines.distributed.timeline import Timeline
 from dissensus.algorithms.engines.gradients import GradientRoute, Stacked
 from dissensus.algorithms.engines.lockstep import lockstep
 from dissensus.algorithms.engines.moves import Move
@@ -16,13 +18,13 @@ from dissensus.algorithms.engines.participation import stayed
 from dissensus.algorithms.engines.presence import Presence, not_finite
 from dissensus.algorithms.engines.workers import Workers
 from dissensus.algorithms.errors import AlgorithmError
-from dissensus.algorithms.protocol import Await, Gradient, Mean, Mix, Note, Post, Request, toward
+from dissensus.algorithms.protocol import Await, Gradient, Mean, Mix, Note, Post, Request
 from dissensus.algorithms.streams import stream
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What happened in one step."""
+    """What happened in one step. Where there are several processes, rows are the workers of this one."""
 
     t: int
     lr: float
@@ -57,15 +59,17 @@ class StripLocal:
 
     def generators(self, purpose: str) -> list[torch.Generator]:
         """Every worker's own generator."""
-        return [stream(self._step.seed, purpose, self.t, i) for i in range(self._step.workers.size)]
+        return [stream(self._step.seed, purpose, self.t, i) for i in self._step.here]
 
     def move(self, x: Tensor, g: Tensor) -> Tensor:
         """The local optimizer's step; the memory of a worker that is not there stays as it is."""
-        there = self._step.there
+        began, there = time.perf_counter(), self._step.there
         put_back = None if there is None else self._step.move.keeping(self._k, ~there)
         moved = self._step.move(self._k, x, g, there)
         if put_back is not None:
             put_back()
+        if self._step.timeline is not None:
+            self._step.timeline.add("move", began, time.perf_counter(), step=self.t)
         return moved
 
 
@@ -84,8 +88,10 @@ class Stepping:
         seed: int,
         clip: float | None,
         batch: Any,
+        timeline: Timeline | None = None,
     ) -> None:
         self.workers, self.move, self.seed, self.t = workers, move, seed, t
+        self.here, self.timeline = presence.here, timeline
         self._route, self._presence, self._lr, self._clip, self._batch = route, presence, lr, clip, batch
         self.there = presence.at(t)
         self.written = False
@@ -117,20 +123,16 @@ class Stepping:
             self._notes.setdefault(request.name, request.value)
             return None
         if isinstance(request, Await):
-            return self._mixed(request.ticket, request.share)
+            return self._presence.take(self.t, request.ticket, request.share)
         if isinstance(request, Mix):
-            return self._mixed(self._checked(k, request.value), request.share)
+            ticket = self._presence.post(self.t, self._checked(k, request.value))
+            return self._presence.take(self.t, ticket, request.share)
         if isinstance(request, Post):
-            return self._checked(k, request.value)  # what is posted is mixed when it is waited for: it is cached then
+            return self._presence.post(self.t, self._checked(k, request.value))
         if isinstance(request, Mean):
-            value = self._checked(k, request.value)
-            present = value if self.there is None else value[self.there]
-            return present.mean(dim=0, keepdim=True).expand_as(value)
+            return self._presence.mean(self.t, self._checked(k, request.value), self.there)
         name = self.workers.algorithm.name
         raise AlgorithmError(f"algorithm {name!r} asked for {type(request).__name__}: no request of the protocol")
-
-    def _mixed(self, value: Tensor, share: float | Tensor) -> Tensor:
-        return toward(value, self._presence.mix(self.t, value), share)
 
     def _together(self, requests: Sequence[Any]) -> Sequence[Any]:
         if isinstance(requests[0], Gradient):
@@ -139,19 +141,18 @@ class Stepping:
         return [squares.sum(dim=0).sqrt()[:, None]] * len(requests)
 
     def _gradient(self, at: Sequence[Tensor]) -> list[Tensor]:
-        count = len(self._losses)
+        began, count = time.perf_counter(), len(self._losses)
         room = self.workers.gradients(count)
         where = self.workers.gathered(at).parameters
         found = self._route(where, room.parameters, self._buffers, self._batch, (self.t, count))
+        if self.timeline is not None:
+            self.timeline.add("gradient", began, time.perf_counter(), step=self.t)
         blocks = room.blocks
         self._losses.append(found.losses)
         bad = not_finite(found.losses[:, None])
-        if bad is not None:
-            self._exclude(bad, f"the loss {found.losses[bad][0].item()}", blocks)
+        self._exclude(bad, lambda: f"the loss {found.losses[bad].tolist()[0] if bad is not None else 'nan'}", blocks)
         for block in blocks:
-            bad = not_finite(block)
-            if bad is not None:
-                self._exclude(bad, "a gradient that is not finite", blocks)
+            self._exclude(not_finite(block), lambda: "a gradient that is not finite", blocks)
         self._buffers = stayed(self.there, self._buffers, found.buffers)
         if self._clip is not None:
             norm = torch.stack([block.square().sum(dim=1) for block in blocks]).sum(dim=0).sqrt()
@@ -160,28 +161,25 @@ class Stepping:
                 block *= scale
         return room.strips
 
-    def _exclude(self, bad: Tensor, what: str, blocks: Sequence[Tensor]) -> None:
-        """The workers with these gradients are out, or the run stops; nobody computes with them."""
-        if self.there is None or bool((bad & self.there).any()):
-            self.there = self._presence.without(bad if self.there is None else bad & self.there, self.t, what)
-        for block in blocks:
-            block[bad] = 0.0
+    def _exclude(self, bad: Tensor | None, what: Callable[[], str], blocks: Sequence[Tensor] = ()) -> None:
+        """The workers with these numbers are out, or the run stops; nobody computes with their gradients."""
+        if (bad is not None or self._presence.asks) and self._presence.without(bad, self.t, what):
+            self.there = self._presence.at(self.t)
+        if bad is not None:
+            for block in blocks:
+                block[bad] = 0.0
 
     def _checked(self, k: int, value: Tensor) -> Tensor:
-        """A message, in which a worker that cannot send a finite one is out and holds its point instead."""
+        """A message, in which a worker that cannot send a finite one is out and sends nothing but zeros."""
         x = self.workers.point(k)
         if value is x or value.data_ptr() == x.data_ptr():
             return value
         bad = not_finite(value)
-        if bad is None:
-            return value
-        self.there = self._presence.without(bad, self.t, "a message that is not finite")
-        return torch.where(bad[:, None], torch.zeros_like(value), value)
+        self._exclude(bad, lambda: "a message that is not finite")
+        return value if bad is None else torch.where(bad[:, None], torch.zeros_like(value), value)
 
     def _finish(self, k: int, x: Tensor, state: Any) -> None:
-        bad = not_finite(x)
-        if bad is not None and (self.there is None or bool((bad & self.there).any())):
-            self.there = self._presence.without(bad, self.t, "parameters that are not finite")
+        self._exclude(not_finite(x), lambda: "parameters that are not finite")
         self.written = True
         self.workers.put(
             k, stayed(self.there, self.workers.point(k), x), stayed(self.there, self.workers.states[k], state)

@@ -7,16 +7,15 @@ through it; the random generators that an evaluation may draw from are put back 
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dissensus.algorithms.engines.columns import Columns
+from dissensus.algorithms.engines.generators import generators, restore_generators
 from dissensus.algorithms.errors import AlgorithmError
 
 BatchNormPolicy = Literal["average", "local", "frozen", "recalibrate"]
@@ -94,13 +93,8 @@ def recalibrate(
 @contextmanager
 def generators_restored() -> Iterator[None]:
     """Puts the global generators of torch (CPU and CUDA), numpy and Python back as they were found."""
-    cpu, numpy, python = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    before = generators()
     try:
         yield
     finally:
-        torch.set_rng_state(cpu)
-        np.random.set_state(numpy)  # noqa: NPY002
-        random.setstate(python)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+        restore_generators(before)

@@ -1,4 +1,4 @@
-"""What changes while n workers in one process train: their points, the algorithm's memory, their models' buffers."""
+"""What changes while the workers of a process train: their points, the algorithm's memory, their models' buffers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dissensus.algorithms.engines.columns import Columns
 from dissensus.algorithms.engines.layout import Layout
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
@@ -133,3 +134,48 @@ class Workers:
         if not fields:
             self.states = [kind() for _ in self.strips]
         self.buffers = {name: b.detach().clone() for name, b in saved["buffers"].items()}
+
+    def row(self, i: int) -> dict[str, Any]:
+        """Everything of row i, by the names of the model, as copies: what a checkpoint holds of a worker."""
+        points = self.layout.gather([block[i : i + 1] for block in self.points.blocks])[0]
+        found: dict[str, Any] = {
+            "parameters": self.layout.columns.unflatten(points),
+            "buffers": {name: b[i].clone() for name, b in self.buffers.items()},
+            "algorithm": {},
+        }
+        deployed = self.of_one(i)
+        if not torch.equal(deployed, points):
+            found["deployed"] = self.layout.columns.unflatten(deployed)
+        widths = [strip.width for strip in self.layout.strips]
+        for name, parts in zip(self.states[0]._fields, zip(*self.states, strict=True), strict=True):
+            columnwise = all(p.shape == (self.size, w) for p, w in zip(parts, widths, strict=True))
+            own = self.layout.join([p[i : i + 1] for p in parts])[0] if columnwise else parts[0][i].clone()
+            found["algorithm"][name] = own.detach()
+        return found
+
+    def load_rows(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over what was saved of every row; a memory of the algorithm that is not in it starts anew."""
+        columns = self.layout.columns
+        points = torch.stack([_flat(columns, own["parameters"]) for own in saved])
+        self.layout.scatter(points, self.points.blocks)
+        fresh = self.algorithm.init(points)._asdict()
+        for name, value in fresh.items():
+            rows = [own.get("algorithm", {}).get(name) for own in saved]
+            if all(isinstance(row, Tensor) and row.shape == value.shape[1:] for row in rows):
+                fresh[name] = torch.stack(rows).to(value.device)
+        buffers = {
+            name: torch.stack([own["buffers"][name].to(b.device) for own in saved])
+            for name, b in self.buffers.items()
+            if all(name in own.get("buffers", {}) for own in saved)
+        }
+        self.load({"x": points, "state": fresh, "buffers": {**self.buffers, **buffers}})
+
+
+def _flat(columns: Columns, parameters: Mapping[str, Tensor]) -> Tensor:
+    """The trained ones of these parameters as a vector."""
+    for name, shape in zip(columns.names, columns.shapes, strict=True):
+        if name not in parameters or parameters[name].shape != shape:
+            got = f"has shape {tuple(parameters[name].shape)}" if name in parameters else "is not in it"
+            raise AlgorithmError(f"the state is not of this model: parameter {name!r} {got}, expected {tuple(shape)}")
+    found = torch.cat([parameters[name].detach().reshape(-1) for name in columns.names])
+    return found.to(columns.device, columns.dtype)

@@ -33,6 +33,7 @@ class AllReduce:
     static: ClassVar[bool] = False
     columnwise: ClassVar[bool] = True
     in_place: ClassVar[bool] = True
+    equal: ClassVar[bool] = True
 
     def init(self, x: Tensor) -> Stateless:
         """Nothing to remember."""

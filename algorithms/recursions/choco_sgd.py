@@ -101,6 +101,11 @@ class ChocoSgd:
         known = Known(state.own + q, state.mixture + (yield Mix(q)))
         return half + self.consensus_step * (known.mixture - known.own), known
 
+    def reformed(self, x: Tensor, state: Known) -> tuple[Tensor, Known]:
+        """Among other workers nobody knows anything: s was the mixture of another W."""
+        del state
+        return x, self.init(x)
+
     def deployed(self, x: Tensor, state: Known) -> Tensor:
         """The point itself."""
         del state

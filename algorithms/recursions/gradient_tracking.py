@@ -59,6 +59,11 @@ class GradientTracking:
         received = yield Await(of_y)
         return local.move(mixed, y), Tracker(received, g)
 
+    def reformed(self, x: Tensor, state: Tracker) -> tuple[Tensor, Tracker]:
+        """Among other workers tracking starts anew: y summed to the gradients of those there were."""
+        del state
+        return x, self.init(x)
+
     def deployed(self, x: Tensor, state: Tracker) -> Tensor:
         """The point itself."""
         del state

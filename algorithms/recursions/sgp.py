@@ -59,6 +59,11 @@ class Sgp:
         yield Note("push-sum weight", weight)
         return (yield Await(of_x)), PushSum(weight)
 
+    def reformed(self, x: Tensor, state: PushSum) -> tuple[Tensor, PushSum]:
+        """Among other workers weights start at one, at the de-biased models: the weights of all summed to another n."""
+        z = x / state.weight
+        return z, self.init(z)
+
     def deployed(self, x: Tensor, state: PushSum) -> Tensor:
         """The de-biased model z = x / w."""
         return x / state.weight

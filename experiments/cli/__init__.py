@@ -16,9 +16,11 @@ from dissensus.experiments.cli.parsing import Parser, UsageError
 VERBS: dict[str, str] = {
     "demo": "train, probe and report: the whole thread on real data in under two minutes",
     "simulate": "train n workers in this process: a configuration file, or exact quadratics (--problem)",
+    "train": "the same run on many processes: under torchrun, or started here with --nproc",
     "topology": "who mixes with whom: validity, spectrum, contraction, traffic",
     "theory": "what theory says: stationary disagreement, exponents, bounds, certificates, the ledger of tightness",
     "probe": "curvature and disagreement of a finished run, a file of weights, or a model",
+    "export": "the consensus model of a run or checkpoint as plain safetensors, for anybody to load",
     "study": "arms x seeds from a configuration file, with paired statistics",
     "report": "rebuild the report of a finished run directory",
     "bench": "speed, as ratios against a peer or a physical limit in the same run",
@@ -26,7 +28,6 @@ VERBS: dict[str, str] = {
 """Every verb and its line of help, so that `--help` need not load any of them."""
 
 UNBUILT: dict[str, tuple[str, str]] = {
-    "train": ("the same configuration on many processes (torchrun)", "`dissensus simulate` runs it in one process"),
     "plan": (
         "when decentralization pays: the runtime model",
         "`dissensus topology --compare` ranks by contraction and traffic",

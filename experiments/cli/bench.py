@@ -14,7 +14,7 @@ PARTS_OF_OURS = ("gradients", "mixing", "move", "rest")
 
 def configure(parser: Parser) -> None:
     """The options of the verb."""
-    parser.add_argument("what", choices=["theory", "simulate", "probes"], help="which benchmark")
+    parser.add_argument("what", choices=["theory", "simulate", "probes", "distributed"], help="which benchmark")
     parser.add_argument(
         "--scale", choices=["small", "full"], default="small", help="full takes minutes: more workers, larger sizes"
     )
@@ -23,7 +23,8 @@ def configure(parser: Parser) -> None:
         metavar="PART[,PART]",
         type=lambda text: text.split(","),
         help="of simulate: only some of limit, processes, loop, memory; "
-        "of probes: of products, trace, eigenvalues, end-to-end, coverage",
+        "of probes: of products, trace, eigenvalues, end-to-end, coverage; "
+        "of distributed: of loopback, bandwidth, latency, noise, memory",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
@@ -39,6 +40,12 @@ def run(args: argparse.Namespace) -> int:
         from dissensus.experiments.bench.probes import bench_probes
 
         result, show = bench_probes(args.scale, parts=args.only or tuple(PROBE_PARTS)), _show_probes
+    elif args.what == "distributed":
+        from dissensus.experiments.bench.distributed import PARTS as DISTRIBUTED_PARTS
+        from dissensus.experiments.bench.distributed import bench_distributed
+        from dissensus.experiments.cli.bench_distributed import show_distributed
+
+        result, show = bench_distributed(args.scale, parts=args.only or DISTRIBUTED_PARTS), show_distributed
     elif args.only:
         raise ConfigError(f"--only {','.join(args.only)} is for `bench simulate`; `bench {args.what}` has no parts")
     else:
@@ -49,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(result)
     else:
         show(result)
-    return 0
+    return 1 if result.get("failed") else 0
 
 
 def _show_theory(result: dict[str, Any]) -> None:

@@ -28,12 +28,12 @@ def pairs_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         what, dot, key = typed.partition(".")
         if what not in pairs or not key:
             known = [f"{w}.{key}" for w in OPEN] if dot and key else args.flags
-            raise UsageError(f"simulate: unknown option --{typed}{nearest(typed, known)}")
+            raise UsageError(f"{args.verb}: unknown option --{typed}{nearest(typed, known)}")
         key = key.replace("-", "_")
         if (what, key) in (("optimizer", "lr"), ("lr", "peak")):
-            raise UsageError(f"simulate: the learning rate is --lr {text}, not --{typed}")
+            raise UsageError(f"{args.verb}: the learning rate is --lr {text}, not --{typed}")
         if key in pairs[what]:
-            raise UsageError(f"simulate: option --{what}.{key} is given twice")
+            raise UsageError(f"{args.verb}: option --{what}.{key} is given twice")
         pairs[what][key] = value_of(text)
     return pairs
 
@@ -66,7 +66,7 @@ def algorithm_of(name: str, parameters: Mapping[str, Any]) -> Algorithm:
     return built
 
 
-def rate_of(lr: float, keys: Mapping[str, Any], steps: int) -> Rate | None:
+def rate_of(lr: float, keys: Mapping[str, Any], steps: int, verb: str) -> Rate | None:
     """The schedule that `--lr.key value` pairs ask for, constant where they do not say; none without pairs."""
     from pydantic import ValidationError
 
@@ -78,13 +78,13 @@ def rate_of(lr: float, keys: Mapping[str, Any], steps: int) -> Rate | None:
     known = [key for key in Rate.model_fields if key != "peak"]
     for key in keys:
         if key not in known:
-            raise UsageError(f"simulate: there is no --lr.{key}{nearest(key, known)}")
+            raise UsageError(f"{verb}: there is no --lr.{key}{nearest(key, known)}")
     try:
         rate = Rate.model_validate({"schedule": "constant", **keys, "peak": lr})
     except ValidationError as error:
         found = error.errors()[0]
         key = "lr" if found["loc"][0] == "peak" else f"lr.{found['loc'][0]}"
-        raise UsageError(f"simulate: --{key}: {found['msg'].lower()}, got {found['input']!r}") from None
+        raise UsageError(f"{verb}: --{key}: {found['msg'].lower()}, got {found['input']!r}") from None
     if rate.warmup and rate.warmup >= steps:
-        raise UsageError(f"simulate: --lr.warmup {rate.warmup} must be shorter than --steps {steps}")
+        raise UsageError(f"{verb}: --lr.warmup {rate.warmup} must be shorter than --steps {steps}")
     return rate

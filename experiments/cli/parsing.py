@@ -36,6 +36,8 @@ class Parser(argparse.ArgumentParser):
         left = unknown_keys + left
         from dissensus.theory.errors import nearest
 
+        args.verb = self.prog.removeprefix("dissensus ")
+        args.given = list(arguments)
         args.extra = self._pairs(left)
         args.flags = [s.removeprefix("--") for a in self._actions for s in a.option_strings if s.startswith("--")]
         if args.extra and not self.open_keys:

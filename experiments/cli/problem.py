@@ -1,4 +1,4 @@
-"""`dissensus simulate --problem FILE.npz ...`: exact quadratics without a configuration, for checking by outsiders.
+"""`dissensus simulate|train --problem FILE.npz ...`: exact quadratics without a configuration, for outsiders to check.
 
 Every part is said on the command line: `--algorithm NAME --algorithm.KEY VALUE`, and likewise for `--topology`,
 `--optimizer` and `--lr`. What the run used, defaults included, is in the answer.
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dissensus.algorithms.protocol import Algorithm
     from dissensus.experiments.config import Rate
     from dissensus.experiments.problem import Problem
+    from dissensus.experiments.processes import Processes
     from dissensus.theory.topology import Topology
 
 IN_A_CONFIGURATION = {
@@ -42,7 +43,7 @@ IN_A_CONFIGURATION = {
 }
 """The options that belong to a problem, and what says the same where a configuration file is run."""
 EXAMPLE = (
-    "  dissensus simulate --problem problem.npz --algorithm dsgd-ac --algorithm.p 3 --topology torus \\\n"
+    "  dissensus {verb} --problem problem.npz --algorithm dsgd-ac --algorithm.p 3 --topology torus \\\n"
     "    --topology.rows 2 --optimizer sgd --optimizer.momentum 0.9 --lr 0.1 --lr.schedule cosine --steps 100 \\\n"
     "    --trajectory out.npz --json"
 )
@@ -79,7 +80,7 @@ def refuse_without_problem(args: argparse.Namespace) -> None:
     for name, key in IN_A_CONFIGURATION.items():
         if getattr(args, name) is not None:
             instead = f"; with a configuration it is {key}" if key else "; a configuration leaves records under --out"
-            raise UsageError(f"simulate: --{name} goes with --problem FILE.npz{instead}")
+            raise UsageError(f"{args.verb}: --{name} goes with --problem FILE.npz{instead}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,16 +117,23 @@ class Plan:
         }
 
 
-def run(args: argparse.Namespace) -> int:
-    """Runs the algorithm on the problem; 1 if a worker's numbers leave the finite."""
-    plan = planned(args)
+def run(args: argparse.Namespace, processes: Processes | None = None) -> int:
+    """Runs the algorithm on the problem; 1 if a worker's numbers leave the finite.
+
+    Several processes run it together; the first one tells.
+    """
+    plan = planned(args, processes)
     facts: dict[str, Any] = {"problem": str(args.problem), **plan.facts()}
     began = time.perf_counter()
     points, error = _points(plan, keep=args.trajectory is not None)
-    facts |= {"status": "failed" if error else "ok"}
+    if processes is not None and not processes.first:
+        if error:
+            print(f"dissensus: {args.verb}: {error}", file=sys.stderr)
+        return 1 if error else 0
+    facts |= {"status": "failed" if error else "ok", **({} if processes is None else processes.facts())}
     if error:
         facts["error"] = error
-        print(f"dissensus: simulate: {error}", file=sys.stderr)
+        print(f"dissensus: {args.verb}: {error}", file=sys.stderr)
     else:
         from dissensus.experiments.problem_file import write_arrays
 
@@ -141,8 +149,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if error else 0
 
 
-def planned(args: argparse.Namespace) -> Plan:
-    """Reads problem, algorithm, topology, optimizer and learning rate; every refusal is here, before the first step."""
+def planned(args: argparse.Namespace, processes: Processes | None = None) -> Plan:
+    """Reads problem, algorithm, topology, optimizer and learning rate; every refusal is here, before the first step.
+
+    Several processes compare what they have read.
+    """
     from dissensus.algorithms import registry
     from dissensus.experiments.optimizers import optimizer, rate_at
     from dissensus.experiments.problem import Problem, check_steps, engine_for, own_optimizer
@@ -153,16 +164,16 @@ def planned(args: argparse.Namespace) -> Plan:
     problem = Problem.load(args.problem)
     if args.workers not in (None, problem.size):
         raise UsageError(
-            f"simulate: --problem {args.problem} is one of {problem.size} workers, but --workers says {args.workers}"
+            f"{args.verb}: --problem {args.problem} is one of {problem.size} workers, but --workers says {args.workers}"
         )
     algorithm = algorithm_of(args.algorithm, pairs["algorithm"])
     if args.topology is None and algorithm.promise is not None:
-        raise UsageError(f"simulate: algorithm {algorithm.name!r} mixes: who with whom? give --topology NAME")
+        raise UsageError(f"{args.verb}: algorithm {algorithm.name!r} mixes: who with whom? give --topology NAME")
     graph = topology(args.topology or "complete", problem.size, **pairs["topology"])
     check_steps(problem, args.steps)
     name = args.optimizer or own_optimizer(algorithm)
     factory = optimizer(name, pairs["optimizer"], args.lr)
-    rate = rate_of(args.lr, pairs["lr"], args.steps)
+    rate = rate_of(args.lr, pairs["lr"], args.steps, args.verb)
     lr = rate_at(rate, args.steps) if rate else args.lr
     engine = engine_for(
         problem,
@@ -172,25 +183,26 @@ def planned(args: argparse.Namespace) -> Plan:
         optimizer=factory,
         dtype=args.dtype or "float64",
         seed=args.seed or 0,
+        **({} if processes is None else {"wire": processes.wire, "device": processes.device}),
     )
     return Plan(problem, algorithm, graph, name, factory, engine, args.lr, rate, args.steps)
 
 
 def _check_said(args: argparse.Namespace) -> None:
     if args.files:
-        raise UsageError(f"simulate: give either --problem or a configuration, not both (got {args.files[0]})")
+        raise UsageError(f"{args.verb}: give either --problem or a configuration, not both (got {args.files[0]})")
     for name in ("arm", "out"):
         if getattr(args, name) is not None:
-            raise UsageError(f"simulate: --{name} goes with a configuration; --problem has --trajectory OUT.npz")
+            raise UsageError(f"{args.verb}: --{name} goes with a configuration; --problem has --trajectory OUT.npz")
     missing = [f"--{name}" for name in ("algorithm", "lr", "steps") if getattr(args, name) is None]
     if missing:
-        raise UsageError(f"simulate: --problem also needs {', '.join(missing)} (see --help)")
+        raise UsageError(f"{args.verb}: --problem also needs {', '.join(missing)} (see --help)")
     if not 0.0 <= args.lr < math.inf:
-        raise UsageError(f"simulate: --lr must be a number that is not negative, got {args.lr}")
+        raise UsageError(f"{args.verb}: --lr must be a number that is not negative, got {args.lr}")
     target = args.trajectory
     if target is not None and (target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK)):
         why = "it is a folder" if target.is_dir() else f"{target.parent} is no folder that can be written to"
-        raise UsageError(f"simulate: --trajectory {target} cannot be written: {why}")
+        raise UsageError(f"{args.verb}: --trajectory {target} cannot be written: {why}")
 
 
 def _points(plan: Plan, *, keep: bool) -> tuple[np.ndarray, str]:

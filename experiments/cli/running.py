@@ -7,9 +7,10 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dissensus.experiments.cli.output import console, print_json
+from dissensus.experiments.cli.output import console, print_json, print_table
+from dissensus.experiments.cli.parsing import Parser, UsageError
 
 if TYPE_CHECKING:
     from dissensus.experiments.config import Study
@@ -28,6 +29,79 @@ def loaded(args: argparse.Namespace) -> Study:
         if "." not in key and key not in Study.model_fields:
             raise ConfigError(f"unknown option --{key}{nearest(key, [*args.flags, *Study.model_fields])}")
     return load(args.files, [f"{key}={value}" for key, value in args.extra.items()])
+
+
+def configure_cell(parser: Parser) -> None:
+    """The options of a verb that trains one cell, or solves a problem."""
+    from dissensus.experiments.cli import problem
+
+    parser.open_keys = True
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="CONFIG.toml", help="configuration, merged left to right"
+    )
+    parser.add_argument("--arm", help="which arm (needed where the configuration has several)")
+    parser.add_argument("--seed", type=int, help="which seed (default the first, or 0)")
+    parser.add_argument("--out", type=Path, help="where run directories go (default runs)")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the last checkpoint of this run, if it has one"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    problem.configure(parser)
+
+
+def cell_of(args: argparse.Namespace) -> Study:
+    """The one cell that a command line means."""
+    from dissensus.experiments.study import check_extras
+    from dissensus.theory.errors import nearest
+
+    if not args.files:
+        raise UsageError(f"{args.verb}: what? give CONFIG.toml, or --problem FILE.npz for exact quadratics")
+    study = loaded(args)
+    arms = list(study.arms)
+    if args.arm is None and len(arms) > 1:
+        raise UsageError(f"{args.verb}: the configuration has the arms {', '.join(arms)}; say which with --arm")
+    arm = args.arm or arms[0]
+    if arm not in arms:
+        raise UsageError(f"{args.verb}: no arm {arm!r}{nearest(arm, arms)}")
+    cell = study.cell(arm, study.seeds[0] if args.seed is None else args.seed)
+    check_extras([cell])
+    return cell
+
+
+def train_cell(args: argparse.Namespace, cell: Study, **options: Any) -> int:
+    """Trains it with a bar, and tells how it ended; `options` are those of `run_cell`."""
+    from dissensus.experiments.records import Run
+    from dissensus.experiments.runner import run_cell
+
+    arm, _, seed = cell.only
+    with shown_progress(args.quiet or args.json, f"{cell.name} {arm}") as progress:
+        progress.begin(1, cell.train.steps)
+        told = _Told(progress)
+        outcome = run_cell(cell, args.out or Path("runs"), told.until, resume=args.resume, **options)
+        progress.finish(outcome)
+    summary = Run.read(outcome.path).summary
+    if args.json:
+        print_json({"path": str(outcome.path), **summary})
+    else:
+        numbers = [[k.replace("_", " "), v] for k, v in summary.items() if not isinstance(v, dict | list)]
+        print_table("", ["", f"{arm}, seed {seed}"], numbers)
+        print(outcome.path)
+    if outcome.status == "interrupted":
+        raise KeyboardInterrupt
+    return 0 if outcome.status == "ok" else 1
+
+
+class _Told:
+    """What a bar has been told; a run that is resumed starts further on."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._done = progress, 0
+
+    def until(self, t: int) -> None:
+        """So many steps are done."""
+        self._progress.advance(t - self._done)
+        self._done = t
 
 
 def shown_progress(quiet: bool, title: str) -> AbstractContextManager[Progress]:

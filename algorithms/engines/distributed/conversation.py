@@ -92,7 +92,8 @@ class Conversation:
                         "this algorithm takes several gradients a step: give step() a closure that clears the "
                         "gradients, computes the loss, calls backward and returns the loss"
                     )
-                again()
+                with torch.enable_grad():
+                    again()
             first = False
             self._go_on([self._host.gradient(k) for k in self.buckets])
         self._meeting = None

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dissensus.algorithms.engines.distributed.isolation import delivered
 from dissensus.algorithms.engines.distributed.rounds import Part, Rounds
 from dissensus.algorithms.engines.distributed.wire import Flight, Wire
 from dissensus.algorithms.errors import AlgorithmError
@@ -67,6 +68,8 @@ class Exchange:
             )
         self.wire, self.rounds = wire, Rounds(topology, wire.rank, wire.size)
         self.topology, self._message_dtype = topology, message_dtype
+        self.some_say_nothing = False
+        """Whether messages must be looked at: some may come from an isolated worker (`isolation`)."""
         self._room: dict[tuple[torch.Size, torch.dtype, torch.device], list[Tensor]] = {}
         self._weights: dict[tuple[int, torch.dtype, torch.device], tuple[Part, Tensor, Tensor]] = {}
 
@@ -87,11 +90,16 @@ class Exchange:
         """This process's rows of the adapted round's product, as a new tensor or in its place."""
         self.wire.land(ticket.flight)
         began = time.perf_counter()
-        mixed = self._mixed(ticket, share, ticket.value if overwrite else ticket.value.clone())
+        heard = delivered(ticket) if self.some_say_nothing else ticket
+        mixed = self._mixed(heard, share, ticket.value if overwrite else ticket.value.clone())
         for lent in (*ticket.inboxes, *([ticket.sent] if ticket.sent is not ticket.value else [])):
             self._give_back(lent)
         self.wire.timeline.add("mix", began, time.perf_counter(), step=ticket.step)
         return mixed
+
+    def land(self, ticket: Ticket) -> None:
+        """Waits until an exchange is done."""
+        self.wire.land(ticket.flight)
 
     def drop(self, ticket: Ticket) -> None:
         """Waits for an exchange that nobody wants any more."""
@@ -99,11 +107,19 @@ class Exchange:
         for lent in (*ticket.inboxes, *([ticket.sent] if ticket.sent is not ticket.value else [])):
             self._give_back(lent)
 
-    def mean(self, t: int, value: Tensor, *, overwrite: bool = False) -> Tensor:
-        """The mean over all workers, in every row, as a new tensor or, with one worker a process, in its place."""
+    def mean(self, t: int, value: Tensor, *, overwrite: bool = False, there: bool = True) -> Tensor:
+        """The mean over all workers, in every row, as a new tensor or, with one worker a process, in its place.
+
+        Where some may be isolated, those that are not `there` count for nothing.
+        """
         own = value if overwrite else value.clone()
         total = own if len(value) == 1 else value.sum(dim=0, keepdim=True)
-        total = self.wire.sum(total, what="all-reduce", step=t).div_(self.topology.size)
+        count = self.rounds.block * len(self.wire.present)
+        if self.some_say_nothing:
+            total = total if there else torch.zeros_like(total)
+            present = torch.tensor([self.rounds.block if there else 0], device=value.device)
+            count = max(1, int(self.wire.sum(present, what="count", step=t)))
+        total = self.wire.sum(total, what="all-reduce", step=t).div_(count)
         return total.expand_as(value)
 
     def _mixed(self, ticket: Ticket, share: float | Tensor, x: Tensor) -> Tensor:
@@ -123,16 +139,21 @@ class Exchange:
         return x.copy_(mixed) if share == 1.0 else x.lerp_(mixed, share)
 
     def _by_differences(self, ticket: Ticket, share: float | Tensor, x: Tensor) -> Tensor:
-        """Mixes what was sent, x + γ Σ w (q_j - q_i), a piece of the columns at a time."""
+        """Mixes what was sent, x + γ (W - I) q by differences of q, a piece of the columns at a time."""
         own, heard = self._dense(ticket)
-        pull = own - torch.diag(own.sum(dim=1) + sum(columns.sum(dim=1) for columns in heard))
+        sums = own.sum(dim=1) + sum(columns.sum(dim=1) for columns in heard)
+        # what a row of W - I sums to: zero, unless the round only keeps the sum of all rows (push-sum)
+        beyond = torch.zeros_like(sums) if ticket.part.convex else sums - 1.0
+        pull = own - torch.diag(sums - beyond)
         gamma = share.to(x.dtype) if isinstance(share, Tensor) else share
         for lo in range(0, x.shape[1], PIECE):
             piece = slice(lo, lo + PIECE)
             mine = ticket.sent[:, piece].to(x.dtype)
             if len(x) == 1:
                 boxes = [box[:, piece] for box in ticket.inboxes]
-                change = sum((box.to(x.dtype) - mine) * w for box, w in zip(boxes, heard, strict=True))
+                change = mine * beyond
+                for box, w in zip(boxes, heard, strict=True):
+                    change += (box.to(x.dtype) - mine) * w
             else:
                 change = pull @ mine
                 for box, columns in zip(ticket.inboxes, heard, strict=True):

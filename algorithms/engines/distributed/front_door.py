@@ -41,8 +41,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dissensus.algorithms.engines import views
+from dissensus.algorithms.engines.distributed.entering import comes_again
 from dissensus.algorithms.engines.distributed.fused import Fused, bucket_bytes, check_fused
 from dissensus.algorithms.engines.distributed.handshake import agree, facts_of, together
+from dissensus.algorithms.engines.distributed.hosting import LoopHost
+from dissensus.algorithms.engines.distributed.surviving import Surviving
 from dissensus.algorithms.engines.distributed.timeline import Timeline, write_trace
 from dissensus.algorithms.engines.distributed.wire import Wire
 from dissensus.algorithms.engines.distributed.worker import LoopWorker, OnNan
@@ -53,6 +56,8 @@ from dissensus.algorithms.registry import algorithm as algorithm_by_name
 from dissensus.algorithms.registry import check_optimizer
 from dissensus.theory.registry import topology as topology_by_name
 from dissensus.theory.topology import Topology
+
+OnFailure = Literal["stop", "continue"]
 
 
 def decentralize(
@@ -69,6 +74,7 @@ def decentralize(
     start: Literal["equal", "own"] = "equal",
     timeout: float | None = None,
     on_nan: OnNan = "stop",
+    on_failure: OnFailure = "stop",
     timeline: Timeline | None = None,
 ) -> Decentralized:
     """Makes the optimizer of a training loop decentralized. Call it after `init_process_group`, or without any.
@@ -87,11 +93,14 @@ def decentralize(
         start: `equal`: all workers start at worker 0's parameters and buffers; `own`: at what they were given.
         timeout: seconds after which a peer that says nothing is given up; the group's own unless given.
         on_nan: what becomes of numbers that are not finite, before anybody else hears of them: `stop`, or None: sent.
+        on_failure: when a process dies, hangs or leaves, all `stop` with an error, or those that are left `continue`
+            and take it in again when it is started again; see `surviving`.
         timeline: where times are written; one of its own unless given.
     """
     distributed = dist.is_available() and dist.is_initialized()
     own = distributed and group is None and dist.get_backend() == "gloo"
-    wire = Wire(group, timeout=timeout, timeline=timeline, own=own)
+    again = comes_again() if group is None else None
+    wire = Wire(group, timeout=timeout, timeline=timeline, own=own, again=again)
 
     def build() -> Decentralized:
         schedule = topology_by_name(topology, wire.size) if isinstance(topology, str) else topology
@@ -109,15 +118,19 @@ def decentralize(
             fused=fused,
             accumulate=accumulate,
             on_nan=on_nan,
+            on_failure=on_failure,
         )
 
     opt = together(wire, build)
     options = {"seed": seed, "message_dtype": message_dtype, "fused": fused, "accumulate": accumulate, "start": start}
-    agree(wire, facts_of(opt.named, opt.algorithm, opt.topology, optimizer=type(optimizer).__name__, **options))
+    options |= {"on_nan": on_nan, "on_failure": on_failure}
+    facts = facts_of(opt.named, opt.algorithm, opt.topology, optimizer=type(optimizer).__name__, **options)
+    agree(wire, facts)
     if start == "equal":
         opt.equalise()
     elif start != "own":
         raise AlgorithmError(f"start must be 'equal' or 'own', got {start!r}")
+    opt.outlive(facts, join=again is not None)
     return opt
 
 
@@ -153,7 +166,10 @@ class Decentralized(torch.optim.Optimizer):
         fused: bool = False,
         accumulate: int = 1,
         on_nan: OnNan = "stop",
+        on_failure: OnFailure = "stop",
     ) -> None:
+        if on_failure not in ("stop", "continue"):
+            raise AlgorithmError(f"on_failure must be 'stop' or 'continue', got {on_failure!r}")
         check_fit(algorithm, topology)
         check_optimizer(algorithm, inner)
         check_model(model, fused=fused)
@@ -168,7 +184,15 @@ class Decentralized(torch.optim.Optimizer):
         self._share_with_inner()
         self._model = model
         self._worker = LoopWorker(
-            inner, algorithm, topology, wire, seed=seed, message_dtype=message_dtype, on_nan=on_nan, apart=fused
+            inner,
+            algorithm,
+            topology,
+            wire,
+            seed=seed,
+            message_dtype=message_dtype,
+            on_nan=on_nan,
+            apart=fused,
+            surviving=on_failure == "continue" and wire.size > 1,
         )
         self._fused = Fused(self._worker, accumulate) if fused else None
         self._check_known()
@@ -179,7 +203,7 @@ class Decentralized(torch.optim.Optimizer):
     @property
     def t(self) -> int:
         """How many steps have been made."""
-        return self._held.t
+        return self.held.t
 
     @property
     def worker(self) -> int:
@@ -199,17 +223,27 @@ class Decentralized(torch.optim.Optimizer):
     @property
     def notes(self) -> Mapping[str, Any]:
         """What the algorithm noted in the last step: its gamma."""
-        return self._held.notes
+        return self.held.notes
+
+    @property
+    def model(self) -> nn.Module:
+        """What the loop trains."""
+        return self._model
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The processes that are there: all of them, unless some were lost under `on_failure="continue"`."""
+        return self.wire.present
 
     @property
     def named(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that are exchanged, by name, in the order of the model."""
-        known = self._held.known
+        known = self.held.known
         return [(name, p) for name, p in self._model.named_parameters() if id(p) in known]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One step of the algorithm with the gradients that the loop has computed."""
-        began, held, loss = time.perf_counter(), self._held, None
+        began, held, loss = time.perf_counter(), self.held, None
         if self._frozen and any(p.requires_grad for p in self._frozen):
             self._adopt()
         if closure is not None:
@@ -231,7 +265,7 @@ class Decentralized(torch.optim.Optimizer):
 
         The others then mix with what this worker was before the change.
         """
-        self._held.land()
+        self.held.land()
 
     def save_trace(self, path: str | Path) -> None:
         """Writes where the time of all processes went as a Chrome trace; every process calls it.
@@ -257,7 +291,7 @@ class Decentralized(torch.optim.Optimizer):
 
         The parameters are the model's, and what is under way is made from them again: save both between two steps.
         """
-        return {**self.inner.state_dict(), "dissensus": self._held.save()}
+        return {**self.inner.state_dict(), "dissensus": self.held.save()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict()`: load the model's parameters as well, in either order."""
@@ -266,7 +300,7 @@ class Decentralized(torch.optim.Optimizer):
             raise AlgorithmError(
                 "the state is one of a plain optimizer (no 'dissensus' in it): load it before wrapping"
             )
-        self._held.load(state_dict["dissensus"])
+        self.held.load(state_dict["dissensus"])
         self.inner.load_state_dict(inner)
         self._share_with_inner()
 
@@ -283,15 +317,27 @@ class Decentralized(torch.optim.Optimizer):
             hooks.clear()
         own = dict(model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
-            for name, mean in self._held.means().items():
+            for name, mean in self.held.means().items():
                 own[name].data = mean
+            there = self.held.who_is_there()
             for buffer in model.buffers():
                 rows = self.wire.rows(buffer.detach(), what="average of buffers", step=self.t)
+                rows = rows if there is None or len(there) != len(rows) else rows[there]
                 buffer.data = views.pooled({"": rows}, bn, {})[""].clone()
         for p in model.parameters():
             p.grad = None
         with views.generators_restored():
             yield model.eval()
+
+    def outlive(self, facts: dict[str, Any], *, join: bool) -> None:
+        """Gets ready to go on without some of the others, or joins them, under `on_failure="continue"`."""
+        exchange = self.held.exchange
+        if isinstance(exchange, Surviving):
+            exchange.host = LoopHost(self, facts)
+            if join:
+                exchange.join(exchange.host)
+        elif join:
+            raise AlgorithmError("this process was started again; others take it in with on_failure='continue' only")
 
     def equalise(self) -> None:
         """Every worker takes over worker 0's parameters and buffers, the frozen ones too."""
@@ -302,10 +348,11 @@ class Decentralized(torch.optim.Optimizer):
                 self.wire.broadcast(dense, 0, what="start")
                 if dense.data_ptr() != here.data_ptr():
                     here.copy_(dense)
-        self._held.restart()
+        self.held.restart()
 
     @property
-    def _held(self) -> LoopWorker:
+    def held(self) -> LoopWorker:
+        """The worker of this process."""
         assert self._worker is not None
         return self._worker
 
@@ -325,16 +372,16 @@ class Decentralized(torch.optim.Optimizer):
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         del module, inputs
         if torch.is_grad_enabled():
-            self._held.ready()
+            self.held.ready()
 
     def _adopt(self) -> None:
         """Lays out what is trained and not laid out yet."""
         named = self._trained()
         self._frozen = [p for g in self.param_groups for p in g["params"] if not p.requires_grad]
         if self._fused is None:
-            self._held.adopt(named)
+            self.held.adopt(named)
             return
-        self._held.adopt(named[::-1], bucket_bytes(named))
+        self.held.adopt(named[::-1], bucket_bytes(named))
         self._fused.attach()
 
     def _unscale(self) -> None:
@@ -344,7 +391,7 @@ class Decentralized(torch.optim.Optimizer):
             return
         if self._fused is not None:
             raise AlgorithmError("fused=True moves before a scaler has looked at the gradients; use fused=False")
-        self._held.void = found is not None and found.item() > 0
-        if scale is not None and not self._held.void:
+        self.held.void = found is not None and found.item() > 0
+        if scale is not None and not self.held.void:
             for p in (p for g in self.param_groups for p in g["params"] if p.grad is not None):
                 p.grad.div_(scale.to(p.grad.device))

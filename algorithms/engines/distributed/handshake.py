@@ -48,14 +48,19 @@ def agree(wire: Wire, facts: Mapping[str, Any]) -> None:
     everybody = wire.gather(dict(facts), what="handshake")
     first = everybody[0]
     for process, theirs in enumerate(everybody):
-        for key in {**first, **theirs}:
-            mine, own = first.get(key), theirs.get(key)
-            if mine != own:
-                what, there, here = _where(key, mine, own)
-                raise AlgorithmError(
-                    f"process {process} differs from process 0 in {what}: it has {here}, process 0 has {there}; start "
-                    "all of them with the same model, algorithm, topology and options"
-                )
+        compare(process, theirs, first, "process 0")
+
+
+def compare(process: int, theirs: Mapping[str, Any], first: Mapping[str, Any], others: str) -> None:
+    """Refuses facts of a process that are not those of the others."""
+    for key in {**first, **theirs}:
+        mine, own = first.get(key), theirs.get(key)
+        if mine != own:
+            what, there, here = _where(key, mine, own)
+            raise AlgorithmError(
+                f"process {process} differs from {others} in {what}: it has {here}, {others} has {there}; start all of "
+                "them with the same model, algorithm, topology and options"
+            )
 
 
 def facts_of(
@@ -63,7 +68,7 @@ def facts_of(
 ) -> dict[str, Any]:
     """What has to be equal: parameters, algorithm, topology, versions, and these options."""
     return {
-        "the versions": {"dissensus": metadata.version("dissensus"), "torch": torch.__version__},
+        "the versions": {"dissensus": metadata.version("dissensus"), "torch": str(torch.__version__)},
         "the number of parameters": len(named),
         "the parameters": {
             f"{i}: {name}": f"{name}, shape {tuple(p.shape)}, {p.dtype}, stride {p.stride()}, {p.device.type}"

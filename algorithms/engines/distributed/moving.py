@@ -113,8 +113,9 @@ class LoopLocal:
         """One step of the inner optimizer from `x` along `g`."""
         worker, k = self._worker, self._k
         bucket = worker.buckets[k]
-        if worker.void:
+        if worker.stays:
             return x
+        worker.moved.add(k)
         began = time.perf_counter()
         if x is not bucket.flat:
             bucket.flat.copy_(x)

@@ -8,6 +8,7 @@ deploys between two steps.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -18,13 +19,17 @@ from dissensus.algorithms import protocol
 from dissensus.algorithms.engines.distributed.buckets import Bucket, buckets_of
 from dissensus.algorithms.engines.distributed.conversation import Conversation, first_gradient_elsewhere
 from dissensus.algorithms.engines.distributed.exchange import Exchange, Ticket, finite
+from dissensus.algorithms.engines.distributed.isolation import Isolation
 from dissensus.algorithms.engines.distributed.moving import GRADIENT, LoopLocal, Movement
+from dissensus.algorithms.engines.distributed.surviving import Surviving
 from dissensus.algorithms.engines.distributed.wire import Wire
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
+from dissensus.algorithms.registry import reformed
 from dissensus.theory.topology import Topology
 
-OnNan = Literal["stop"] | None
+log = logging.getLogger("dissensus")
+OnNan = Literal["stop", "isolate"] | None
 
 
 class LoopWorker:
@@ -41,11 +46,14 @@ class LoopWorker:
         message_dtype: torch.dtype | None = None,
         on_nan: OnNan = "stop",
         apart: bool = False,
+        surviving: bool = False,
     ) -> None:
-        if on_nan not in ("stop", None):
-            raise AlgorithmError(f"on_nan must be 'stop' or None, got {on_nan!r}")
+        if on_nan not in ("stop", "isolate", None):
+            raise AlgorithmError(f"on_nan must be 'stop', 'isolate' or None, got {on_nan!r}")
+        self.isolation = Isolation(algorithm, topology) if on_nan == "isolate" else None
         self.algorithm, self.wire, self.seed, self.on_nan, self.apart = algorithm, wire, seed, on_nan, apart
-        self.exchange = Exchange(topology, wire, message_dtype=message_dtype)
+        self.exchange = (Surviving if surviving else Exchange)(topology, wire, message_dtype=message_dtype)
+        self.exchange.some_say_nothing = self.isolation is not None
         self.in_place = bool(getattr(algorithm, "in_place", False))
         self.elsewhere = first_gradient_elsewhere(algorithm)
         """Whether the gradient is taken elsewhere than at the own point, so that the forward must be waited for."""
@@ -66,6 +74,8 @@ class LoopWorker:
         """Of buckets that are under way as they are: the version that was sent."""
         self._seen: dict[int, int] = {}
         """The version of a bucket when a step was done with it."""
+        self.moved: set[int] = set()
+        """Buckets that hold what has not been looked at: a move has written to them."""
 
     def adopt(self, named: Sequence[tuple[str, nn.Parameter]], limit_bytes: int | None = None) -> None:
         """Takes in parameters that are not known yet; between two steps, and on every process."""
@@ -88,6 +98,16 @@ class LoopWorker:
             Conversation(self, part) for part in ([[k] for k in numbers] if self.apart else [numbers])
         ]
         self._at(self.t)
+
+    @property
+    def isolated(self) -> bool:
+        """Whether this worker was cut off because its numbers were not finite."""
+        return self.isolation is not None and self.isolation.since is not None
+
+    @property
+    def stays(self) -> bool:
+        """Whether this worker does not move in this step."""
+        return self.void or self.isolated
 
     # ---- the three times of a step
 
@@ -129,7 +149,7 @@ class LoopWorker:
     def land(self) -> None:
         """Waits until nothing is under way; what was begun goes on from there."""
         for _, ticket in self._under_way.values():
-            self.wire.land(ticket.flight)
+            self.exchange.land(ticket)
         self._versions.clear()
 
     def restart(self) -> None:
@@ -141,13 +161,25 @@ class LoopWorker:
         for conversation in self.conversations:
             conversation.forget()
 
+    def reform(self, k: int) -> None:
+        """The algorithm's memory of a bucket starts anew, among other workers than before."""
+        if getattr(self.algorithm, "equal", False) and isinstance(self.exchange, Surviving):
+            self.wire.broadcast(self.points[k], self.exchange.first, what="start of a new group", step=self.t)
+        self.points[k], self.states[k] = reformed(self.algorithm, self.points[k], self.states[k])
+
     def means(self) -> dict[str, Tensor]:
         """The average over the workers of what they deploy, by parameter; the same on every process, to the bit."""
         found = {}
         for bucket, point, state in zip(self.buckets, self.points, self.states, strict=True):
-            mean = self.exchange.mean(self.t, self.algorithm.deployed(point, state))
+            mean = self.exchange.mean(self.t, self.algorithm.deployed(point, state), there=not self.isolated)
             found |= {place.name: place.view(mean) for place in bucket.places}
         return found
+
+    def who_is_there(self) -> Tensor | None:
+        """Which workers of those that answer are not isolated, or None if nobody can be."""
+        if self.isolation is None:
+            return None
+        return self.wire.rows(torch.tensor(not self.isolated), what="who is there", step=self.t)
 
     def save(self) -> dict[str, Any]:
         """The step, the algorithm's memory by parameter, and the point where it is not what the parameters hold."""
@@ -182,7 +214,11 @@ class LoopWorker:
 
     def start(self, k: int, t: int) -> protocol.Step[Any]:
         """The recursion of bucket k for step t."""
+        if isinstance(self.exchange, Surviving):
+            self.exchange.starts(k, t)
         self._look_again(k, t)
+        if self.isolation is not None:
+            self.isolation.keep(k, self.points[k], overwritten=self.in_place)
         return self.algorithm.step(self.points[k], self.states[k], LoopLocal(self, k, t))
 
     def answer(self, k: int, t: int, request: protocol.Request) -> Any:
@@ -210,11 +246,13 @@ class LoopWorker:
         """What the loop left in `.grad`."""
         if self.in_place:
             return GRADIENT
-        return torch.zeros_like(self.buckets[k].flat) if self.void else self.buckets[k].gradient()
+        return torch.zeros_like(self.buckets[k].flat) if self.stays else self.buckets[k].gradient()
 
     def done(self, k: int, t: int, x: Tensor, state: Any) -> None:
         """The step of a bucket is over: the parameters hold what it deploys."""
         flat = self.buckets[k].flat
+        if self.isolated or not self._sound(x, t, "parameters that are not finite"):
+            return
         if state:
             own = flat.untyped_storage().data_ptr()
             state = type(state)(*(v.clone() if v.untyped_storage().data_ptr() == own else v for v in state))
@@ -225,7 +263,7 @@ class LoopWorker:
             self._seen[k] = self.buckets[k].version
         if x is not flat:
             flat.copy_(x)
-        self._check(flat, t, "parameters that are not finite")
+        self.moved.discard(k)
 
     def _look_again(self, k: int, t: int) -> None:
         """Takes over parameters that the loop has loaded or changed since the last step, where a copy is held."""
@@ -245,8 +283,10 @@ class LoopWorker:
 
     def _post(self, k: int, t: int, value: Tensor) -> Ticket:
         bucket = self.buckets[k]
-        if value is not bucket.flat and value is not self.points[k]:
-            self._check(value, t, "a message that is not finite")
+        known = value is self.points[k] and k not in self.moved
+        sound = self.isolated or known or self._sound(value, t, "a message that is not finite")
+        if self.isolation is not None and (self.isolated or not sound):
+            value = self.isolation.nothing(value)
         ticket = self.exchange.post(t, value)
         self._under_way[id(ticket)] = k, ticket
         if ticket.sent is bucket.flat and not ticket.flight.landed:
@@ -255,6 +295,10 @@ class LoopWorker:
 
     def _take(self, k: int, ticket: Ticket, share: float | Tensor) -> Tensor:
         bucket = self.buckets[k]
+        if self.isolated:
+            self.exchange.drop(ticket)
+            self._under_way.pop(id(ticket), None)
+            return self.points[k] if ticket.value.shape == bucket.flat.shape else torch.zeros_like(ticket.value)
         sent = self._versions.pop(k, None)
         if sent is not None and sent != bucket.version:
             raise AlgorithmError(
@@ -266,24 +310,29 @@ class LoopWorker:
 
     def _mean(self, k: int, t: int, value: Any) -> Any:
         if value is not GRADIENT:
-            self._check(value, t, "a message that is not finite")
-            return self.exchange.mean(t, value, overwrite=self.in_place)
+            there = not self.isolated and self._sound(value, t, "a message that is not finite")
+            return self.exchange.mean(t, value, overwrite=self.in_place, there=there)
         if not self.wire.alone:
-            row, used = self.movement.gradient_row(k, void=self.void)
-            self._check(row, t, "a gradient that is not finite")
-            self.movement.take_gradient(k, self.exchange.mean(t, row, overwrite=True), used)
+            row, used = self.movement.gradient_row(k, void=self.stays)
+            there = not self.isolated and self._sound(row, t, "a gradient that is not finite")
+            self.movement.take_gradient(k, self.exchange.mean(t, row, overwrite=True, there=there), used)
             self.void = False
         return GRADIENT
 
-    def _check(self, value: Tensor, t: int, what: str) -> None:
-        """Numbers that are not finite end the run before anybody else has heard of them."""
-        if self.on_nan is not None and not self.wire.alone and not finite(value):
-            said = (
-                f"worker {self.wire.rank} has {what} at step {t}; no other worker has received anything of it; lower "
-                "the learning rate or look at its data"
-            )
-            self.wire.last_words(said)
-            raise AlgorithmError(said)
+    def _sound(self, value: Tensor, t: int, what: str) -> bool:
+        """Whether all numbers are finite; if not, this worker stops or is cut off before anybody has heard of them."""
+        if self.on_nan is None or self.wire.alone or finite(value):
+            return True
+        said = f"worker {self.wire.rank} has {what} at step {t}; no other worker has received anything of it"
+        if self.isolation is None:
+            said += "; lower the learning rate, look at its data, or isolate such workers with on_nan='isolate'"
+            raise AlgorithmError(self.wire.last_words(said, t))
+        log.warning("%s; it is isolated from now on", said)
+        self.isolation.cut_off(t, self.points)
+        for bucket, point, state in zip(self.buckets, self.points, self.states, strict=True):
+            if point is not bucket.flat:
+                bucket.flat.copy_(self.algorithm.deployed(point, state))
+        return False
 
     def _at(self, t: int) -> None:
         self.t = t

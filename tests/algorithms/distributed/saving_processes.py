@@ -1,8 +1,8 @@
 """Processes that save one checkpoint after the other together, and a hand that kills one of them at a random moment.
 
-Called as `saving_processes.py FOLDER SEED SECONDS PROCESSES`. Children are forked, so that a kill costs milliseconds; every
-kill is a SIGKILL. After each, the folder is looked at as a new run would: the last complete checkpoint must load, equal what
-was saved, and be no older than the last one whose `save` had returned. Prints what was seen as JSON.
+Called as `saving_processes.py FOLDER SEED SECONDS PROCESSES`. Children are forked, so that a kill costs milliseconds;
+every kill is a SIGKILL. After each, the folder is looked at as a new run would: the last complete checkpoint must load,
+equal what was saved, and be no older than the last one whose `save` had returned. Prints what was seen as JSON.
 """
 
 import json

@@ -119,6 +119,19 @@ def test_rounded_messages_keep_the_mean_and_stay_within_the_stated_error(process
     assert np.abs(mixed.mean(axis=0) - x.numpy().mean(axis=0)).max() <= 16 * EPS * np.abs(x.numpy()).max()
 
 
+@pytest.mark.parametrize("processes", [2, 3, 6])
+def test_rounded_messages_keep_the_sum_where_only_columns_sum_to_one(processes: int) -> None:
+    of = topology("random-digraph", 6, seed=3)
+    assert of.promise == "column"
+    x = torch.randn(6, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for t in range(of.period or 4):
+        mixed = round_trip(exchanges(of, processes, message_dtype=torch.bfloat16), t, x, 1.0).numpy()
+        q = x.to(torch.bfloat16).double().numpy()
+        expected = x.numpy() + (of[t].dense() - np.eye(6)) @ q
+        assert np.abs(mixed - expected).max() <= 32 * EPS * np.abs(x.numpy()).max()
+        assert np.abs(mixed.sum(axis=0) - x.numpy().sum(axis=0)).max() <= 64 * EPS * np.abs(x.numpy()).max()
+
+
 def test_the_floor_that_rounding_leaves_is_below_the_bound_of_the_module() -> None:
     n, gamma, u = 8, 1.0, 2.0**-8
     of = topology("ring", n)

@@ -3,21 +3,21 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from saved_states import equal, in_threads, state
 
 from dissensus.algorithms import AlgorithmError
 from dissensus.algorithms.engines.distributed import saving
 from dissensus.algorithms.engines.distributed.checkpoint import Checkpoint, checkpoints, latest
 from dissensus.algorithms.engines.distributed.saving import save
-
-sys.path.insert(0, str(Path(__file__).parent))
-from saved_states import equal, in_threads, state
 
 N = 2
 FACTS = {"algorithm": "dsgd", "topology": "ring"}
@@ -175,12 +175,50 @@ def test_a_crash_between_any_two_file_operations_leaves_the_last_complete_one(si
         assert new or old, f"after operation {k} of {count} neither the old nor the new one can be loaded"
         assert all(holds(one, one.step, salt) or holds(one, one.step) for one in checkpoints(folder)), "one is half"
         outcomes.append(new)
-        put(folder, 9, keep=1)  # life goes on, and what was left behind is swept
-        assert [p.name for p in folder.iterdir()] == ["step_000009"]
-        assert holds(latest(folder), 9)
+        for again, other in ((step, 300), (9, 0)):  # life goes on, and what was left behind is swept
+            put(folder, again, salt=other, keep=1)
+            assert [p.name for p in folder.iterdir()] == [f"step_{again:06d}"]
+            assert holds(latest(folder), again, salt=other)
     assert outcomes == sorted(outcomes), "once the new one is complete it stays the last"
     assert not outcomes[0]
     assert outcomes[-1], "the new one is complete before the first old one goes"
+
+
+def test_files_are_on_the_disk_before_the_description_that_vouches_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[tuple[str, str]] = []
+    forced, moved, renamed = os.fsync, os.replace, os.rename
+
+    def fsync(handle: int) -> None:
+        same = next(p for p in (tmp_path, *tmp_path.rglob("*")) if os.path.samestat(p.stat(), os.fstat(handle)))
+        what = same.name.removesuffix(f".{os.getpid()}") if same.is_file() else "directory"
+        happened.append(("forced", "folder" if same == tmp_path else what))
+        forced(handle)
+
+    def replace(a: Path, b: Path) -> None:
+        happened.append(("moved", Path(b).name))
+        moved(a, b)
+
+    def rename(a: Path, b: Path) -> None:
+        happened.append(("renamed", Path(b).name))
+        renamed(a, b)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(os, "replace", replace)
+    put(tmp_path, 1)
+    place, file = "step_000001", "state.json"
+    for name in ("worker_0000.pt", "worker_0001.pt"):
+        assert happened.index(("forced", f".{name}")) < happened.index(("moved", name))
+    assert happened[-6:] == [
+        ("forced", "directory"),
+        ("forced", f".{file}"),
+        ("moved", file),
+        ("forced", "directory"),
+        ("renamed", place),
+        ("forced", "folder"),
+    ]
 
 
 @pytest.mark.parametrize("k", [3, 8, 11])
@@ -194,6 +232,34 @@ def test_a_kill_while_sweeping_is_swept_next_time(k: int, tmp_path: Path) -> Non
     put(tmp_path, 5)
     assert steps(tmp_path) == [1, 5]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_run_that_should_be_dead_cannot_write_into_the_checkpoint_of_another(tmp_path: Path) -> None:
+    """Two runs save the same step into one folder: one of them stands, whole, and the other is told."""
+
+    def act(i: int, together: Callable) -> Any:
+        def slow(nest: Any, stream: Any) -> None:
+            if i == 0:
+                together(None)  # both have made their directory
+                together(None)  # the other run is done
+            real(nest, stream)
+
+        local.slow = slow
+        together(None) if i else None
+        place = save(tmp_path, 5, {0: state(5 + 100 * i, 0)}, size=1)
+        together(None) if i else None
+        return place
+
+    local, real = threading.local(), torch.save
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch, "save", lambda nest, stream: local.slow(nest, stream))
+        first, second = in_threads(2, act)
+    assert second == tmp_path / "step_000005"
+    assert isinstance(first, AlgorithmError)
+    assert "No such file or directory; does another run save there and has swept it?" in str(first)
+    found = latest(tmp_path)
+    assert found is not None
+    assert equal(found.state(0), state(105, 0))
 
 
 def test_processes_save_their_own_workers_and_all_return_when_it_is_complete(tmp_path: Path) -> None:
@@ -253,7 +319,29 @@ def test_a_full_disk_is_told_to_all_and_the_draft_makes_room(tmp_path: Path, mon
         assert isinstance(error, AlgorithmError)
         assert "the checkpoint step_000002 could not be written" in str(error)
         assert "No space left on device" in str(error)
-    assert list((tmp_path / "step_000002").iterdir()) == []
+    [partial] = tmp_path.glob("step_000002.partial-*")
+    assert list(partial.iterdir()) == []
+    assert holds(latest(tmp_path), 1)
+
+
+LIMITED = """
+import resource, signal, sys, torch
+from dissensus.algorithms.engines.distributed.saving import save
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    save(sys.argv[1], 2, {0: {"parameters": {"a": torch.zeros(1000, 1000)}}}, size=1)
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of file sizes there")
+def test_a_file_that_the_system_does_not_let_grow_is_told_by_the_system_and_not_by_torch(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "the checkpoint step_000002 could not be written: File too large", done.stderr
     assert holds(latest(tmp_path), 1)
 
 
@@ -313,7 +401,8 @@ def test_folders_that_are_not_shared_are_told(what: str, tmp_path: Path, monkeyp
         def without(value: Any) -> list:
             heard = together(value)
             if what == "file" and i == 0:
-                (tmp_path / "0" / "step_000001" / "worker_0001.pt").unlink(missing_ok=True)
+                for file in tmp_path.glob("0/step_000001.partial-*/worker_0001.pt"):
+                    file.unlink()
             return heard
 
         folder = tmp_path / (str(i) if what == "directory" else "0")

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments, of the only process or of one of three: the last complete checkpoint loads and is right."""
+"""SIGKILL at random moments, of the only process or one of three: the last complete checkpoint loads and is right."""
 
 import json
 import subprocess

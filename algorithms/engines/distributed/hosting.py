@@ -1,0 +1,46 @@
+"""A loop's worker in a run that outlives its processes: its memory starts anew, and neighbours take all of it over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dissensus.algorithms.engines.distributed.handshake import compare
+
+if TYPE_CHECKING:
+    from dissensus.algorithms.engines.distributed.front_door import Decentralized
+
+
+class LoopHost:
+    """What `Surviving` asks of the front door (`handing_over.Host`)."""
+
+    def __init__(self, opt: Decentralized, facts: dict[str, Any]) -> None:
+        self._opt, self._facts = opt, facts
+
+    @property
+    def parts(self) -> int:
+        """The buckets."""
+        return len(self._opt.held.buckets)
+
+    def reform(self, k: int) -> None:
+        """Lets the algorithm's memory of bucket k start anew."""
+        self._opt.held.reform(k)
+
+    def give(self, step: int, to: int) -> Any:
+        """Parameters, buffers, the memory of optimizer and algorithm; parameters that are not trained as well."""
+        state = self._opt.state_dict()
+        state["dissensus"] |= {"t": step, "worker": to}
+        return {"facts": self._facts, "model": self._tensors(), "optimizer": state}
+
+    @torch.no_grad()
+    def receive(self, given: Any) -> None:
+        """Takes that over."""
+        compare(self._opt.worker, self._facts, given["facts"], "the others")
+        for name, value in self._tensors().items():
+            value.copy_(given["model"][name])
+        self._opt.load_state_dict(given["optimizer"])
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        model = self._opt.model
+        return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}

@@ -1,0 +1,152 @@
+"""The processes of one group: their numbers, the group of the transport, and what is done when one of them is lost.
+
+Every survivor ends with an error that names the peer it lost, step and operation, and what failed first (`last_words`).
+One that ends makes all others end at once, wherever they wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from dissensus.algorithms.engines.distributed.flight import Flight
+from dissensus.algorithms.engines.distributed.last_words import LAST_WORDS, LastWords, reason_of
+from dissensus.algorithms.engines.distributed.letterbox import Letterbox, Place, own_address
+from dissensus.algorithms.engines.distributed.membership import CALLED
+from dissensus.algorithms.engines.distributed.timeline import Timeline
+from dissensus.algorithms.errors import AlgorithmError
+
+if TYPE_CHECKING:
+    from dissensus.algorithms.engines.distributed.entering import Again
+    from dissensus.algorithms.engines.distributed.surviving import Surviving
+
+NEVER = (1 << 31) - 1
+"""The tag of a message that nobody sends."""
+
+
+class PeerError(AlgorithmError):
+    """A process of the group died, hangs, or has left."""
+
+    def __init__(self, said: str, peer: int | None, step: int) -> None:
+        super().__init__(said)
+        self.peer, self.step = peer, step
+
+
+class Peers:
+    """The processes that a wire connects."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        timeout: float | None = None,
+        timeline: Timeline | None = None,
+        own: bool = False,
+        again: Again | None = None,
+    ) -> None:
+        """Takes a group, all of whose processes make their wires together.
+
+        `own` makes a group beside it on the same processes, so that nobody else's messages interfere. A process that
+        comes `again` is alone until it has joined the others.
+        """
+        self.timeline = timeline or Timeline()
+        alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1)
+        self.size = 1 if alone else dist.get_world_size(group)
+        """How many processes there are, or were at the start."""
+        self.rank = 0 if alone else dist.get_rank(group)
+        """The number of this process; it stays, whoever leaves."""
+        self.backend = "" if alone else dist.get_backend(group)
+        self.timeout = timeout
+        self.guard: Surviving | None = None
+        self.box: Letterbox | None = None
+        self.places: Mapping[int, Place] = {}
+        self.words: LastWords | None = None
+        self._interrupted: int | None = None
+        """Whose last words were heard before anything failed here."""
+        self._limit = None if timeout is None else timedelta(seconds=timeout)
+        self._global = list(range(self.size)) if alone or group is None else dist.get_process_group_ranks(group)
+        self._coalesced = not alone and self.backend != "gloo"
+        if not alone:
+            self.box = Letterbox(self.rank, *own_address())
+        if alone or again is not None:
+            self.reform(None, [self.rank])
+        elif own:
+            self.reform(
+                dist.new_group(self._global, timeout=self._limit, use_local_synchronization=True), range(self.size)
+            )
+        else:
+            self.reform(group or dist.group.WORLD, range(self.size))
+        if self.box is not None:
+            self._open(self.box, again)
+
+    def reform(self, group: Any, present: Sequence[int]) -> None:
+        """Talks through another group from now on, whose members are these processes, in this order."""
+        self.group: Any = group
+        self.present = tuple(present)
+        """The processes that are there, by number."""
+        self._at = {number: place for place, number in enumerate(self.present)}
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else is there."""
+        return len(self.present) == 1
+
+    def interrupt(self, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Ends whatever waits in the group of now, here and at the peers, from any thread; it is of no use then.
+
+        Nothing wakes who waits in gloo but a time-out, at which it closes all connections of the group: one is brought
+        about. `wanted` is asked once it is clear which group that is.
+        """
+        group, others = self.group, [place for number, place in self._at.items() if number != self.rank]
+        if self.backend == "gloo" and wanted():
+            for place in others:
+                with suppress(RuntimeError):
+                    group.recv([torch.empty(1)], place, NEVER).wait(timedelta(milliseconds=1))
+
+    def last_words(self, said: str, step: int = 0) -> str:
+        """Tells the others why this process ends on its own account; never waits for long."""
+        if self.words is not None:
+            self.words.leave(step, self.rank, said)
+        return said
+
+    def lost(self, flight: Flight, peer: int | None, doing: str, error: Exception) -> PeerError:
+        """The error for a message, or for what all do together, that did not come about."""
+        if self.guard is not None and self.guard.membership.called:
+            return PeerError(CALLED, None, flight.step)
+        whom = f"{doing} process {peer}" if peer is not None else f"{doing} the others"
+        reason = reason_of(str(error)) if self._interrupted is None else "the others have ended"
+        said = f"process {self.rank} lost its peer at step {flight.step}, {flight.what}, {whom}: {reason}"
+        if self.guard is not None or self.words is None:
+            return PeerError(said, peer, flight.step)
+        own = self.words.leave(flight.step, peer if self._interrupted is None else self._interrupted, said)
+        first = self.words.first(own)
+        told = own.said if first == own else f"{own.said}; what failed first: {first.said}"
+        return PeerError(told, own.peer, flight.step)
+
+    def _open(self, box: Letterbox, again: Again | None) -> None:
+        """Learns where the boxes of the others are."""
+        if again is not None:
+            self.places, box.secret = {**again.places, self.rank: box.place}, again.secret
+        else:
+            told: list[Any] = [None] * self.size
+            dist.all_gather_object(told, (box.place, box.secret), group=self.group)
+            self.places, box.secret = {q: Place(*place) for q, (place, _) in enumerate(told)}, told[0][1]
+        self.words = LastWords(box, self.places)
+        box.on_letter = partial(_on_letter, weakref.ref(self))
+
+
+def _on_letter(wire: weakref.ref[Peers], letter: dict[str, Any]) -> bool:
+    """One that ends makes all end at once."""
+    heard = wire()
+    if letter["kind"] == LAST_WORDS and heard is not None and heard._interrupted is None:
+        heard._interrupted = letter["from"]
+        threading.Thread(target=heard.interrupt, daemon=True).start()
+    return True

@@ -1,0 +1,134 @@
+"""The processes of the benchmark as seen by whoever starts them: on the loopback, or each on a host of a network.
+
+They are started once for a setting and then wait for commands, which come through a pipe and so never over the network
+that is measured. They end when told to, when whoever started them is gone, or when a message does not come in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from typing import Any
+
+import numpy as np
+
+from dissensus.experiments.bench.distributed_models import Perceptron
+from dissensus.experiments.bench.distributed_worker import Plan, serve
+from dissensus.experiments.bench.network import Network
+
+PATIENCE = 150.0
+"""Seconds after which the answer of a process is given up: longer than a message is waited for."""
+
+GRACE = 5.0
+"""Seconds that the processes have to leave by themselves."""
+
+
+class Group:
+    """So many processes, one a worker."""
+
+    def __init__(self, size: int, net: Network | None = None) -> None:
+        self.size = size
+        context = _context()
+        pairs = [context.Pipe() for _ in range(size)]
+        self._lines = [ours for ours, _ in pairs]
+        self._ends = [theirs for _, theirs in pairs]
+        env = {} if net is None else net.env
+        names = [""] * size if net is None else [net.name(i) for i in range(size)]
+        self.processes = [
+            context.Process(target=serve, args=(i, size, names[i], env, theirs), daemon=True)
+            for i, theirs in enumerate(self._ends)
+        ]
+
+    def __enter__(self) -> Group:
+        try:
+            for process in self.processes:
+                process.start()
+            for end in self._ends:
+                end.close()
+            self._meet()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def build(self, case: Perceptron, names: Sequence[str], plan: Plan) -> None:
+        """Sets these contenders up in every process, at their start."""
+        self._ask("build", case, list(names), dict(plan))
+
+    def run(self, name: str, steps: int) -> tuple[float, float]:
+        """Seconds a step of this contender by the clock and of the cores, means over the workers of so many steps."""
+        clock, cores = np.mean(self._ask("run", name, steps), axis=0)
+        return float(clock), float(cores)
+
+    def take(self, names: Sequence[str], steps: int) -> dict[str, np.ndarray]:
+        """Where the workers of each contender stand after so many steps, (n, d) each."""
+        answers = self._ask("take", list(names), steps)
+        return {name: np.stack([answer[k] for answer in answers]) for k, name in enumerate(names)}
+
+    def _meet(self) -> None:
+        """The first worker opens a store at any port that is free, and the others are told which."""
+        first, *others = self._lines
+        first.send(0)
+        port = self._answers("start", [first])[0]
+        for line in others:
+            line.send(port)
+        self._answers("start", others)
+        self._answers("start")
+
+    def _ask(self, *command: Any) -> list[Any]:
+        for line in self._lines:
+            with contextlib.suppress(OSError):  # whoever is gone is named below, where its answer is missed
+                line.send(command)
+        return self._answers(str(command[0]))
+
+    def _answers(self, what: str, lines: Sequence[Any] | None = None) -> list[Any]:
+        found = []
+        for line in self._lines if lines is None else lines:
+            i = self._lines.index(line)
+            try:
+                if not line.poll(PATIENCE):
+                    raise TimeoutError(f"worker process {i} did not answer to {what!r} within {PATIENCE:g} seconds")
+                found.append(line.recv())
+            except (EOFError, ConnectionError) as error:
+                raise RuntimeError(f"worker process {i} ended during {what!r}; its error is printed above") from error
+        return found
+
+    def _end(self) -> None:
+        """Asks, waits a moment, and then does not ask any more."""
+        for line in self._lines:
+            with contextlib.suppress(OSError):
+                line.send(("stop",))
+        started = [p for p in self.processes if p.pid is not None]
+        until = time.monotonic() + GRACE
+        for process in started:
+            process.join(max(0.0, until - time.monotonic()))
+        for process in started:
+            if process.is_alive():
+                process.kill()
+            process.join()
+            process.close()
+        for line in (*self._lines, *self._ends):
+            line.close()
+
+
+def _context() -> Any:
+    """Processes with nothing of this one in them; they fork from one server, which imports torch once for all."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([serve.__module__])
+    before = os.environ.get("TORCH_CPP_LOG_LEVEL")
+    os.environ["TORCH_CPP_LOG_LEVEL"] = before or "ERROR"  # in a namespace it warns that hosts have no names
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["TORCH_CPP_LOG_LEVEL"]
+    return context

@@ -1,0 +1,123 @@
+"""`dissensus train CONFIG.toml ...`: the run of `simulate` on many processes, under torchrun or with `--nproc N`.
+
+Under torchrun every process calls this with the same arguments. With `--nproc` this process starts the others, waits
+for them and ends as they do. With neither, one process has all workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from pathlib import Path
+
+from dissensus.experiments.cli import problem
+from dissensus.experiments.cli.parsing import Parser, UsageError
+from dissensus.experiments.cli.running import cell_of, configure_cell, train_cell
+
+
+def configure(parser: Parser) -> None:
+    """The options of the verb."""
+    parser.epilog = (
+        "Every option of `simulate` means here what it means there. For example:\n"
+        "  dissensus train study.toml --arm dsgd --train.workers 8 --nproc 4\n"
+        "  torchrun --nproc-per-node 4 -m dissensus train study.toml --arm dsgd --train.workers 8\n"
+        f"{problem.EXAMPLE.format(verb='train').replace('--json', '--nproc 2 --json')}"
+    )
+    configure_cell(parser)
+    group = parser.add_argument_group("the processes", "Each has equally many workers, with neighbouring numbers.")
+    group.add_argument("--nproc", type=int, metavar="N", help="start N processes here; torchrun starts them itself")
+    group.add_argument("--backend", choices=["gloo", "nccl"], help="default nccl where there are CUDA devices")
+    group.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="a message that takes longer has failed (default 300)"
+    )
+    group.add_argument("--trace", type=Path, metavar="FILE.json", help="gets the timeline of all processes; costs time")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Starts the processes, or is one of them."""
+    from dissensus.experiments.processes import check_backend, count, launched
+
+    there = count()
+    if args.nproc is not None and args.nproc < 1:
+        raise UsageError(f"train: --nproc is a number of processes, at least 1, got {args.nproc}")
+    if args.nproc is not None and there is not None and not launched():
+        raise UsageError(f"train: {there} processes were started already (by torchrun?): leave --nproc out")
+    if not args.timeout > 0:
+        raise UsageError(f"train: --timeout is a number of seconds above 0, got {args.timeout:g}")
+    if args.trace is not None and not args.trace.parent.is_dir():
+        raise UsageError(f"train: --trace {args.trace} cannot be written: {args.trace.parent} is no folder")
+    if args.backend is not None:
+        check_backend(args.backend)
+    if args.problem is None:
+        problem.refuse_without_problem(args)
+    _check_workers(args, there or args.nproc or 1)
+    if there is not None:
+        return _one_of_them(args)
+    return _start(args) if (args.nproc or 1) > 1 else _train(args)
+
+
+def _train(args: argparse.Namespace) -> int:
+    """Joins the others, trains with them, and leaves them."""
+    from dissensus.experiments.processes import joined
+    from dissensus.experiments.runner import run_cell
+    from dissensus.experiments.timing import write_traces
+
+    with joined(args.backend, timeout=args.timeout, traced=args.trace is not None) as processes:
+        if args.problem is not None:
+            code = problem.run(args, processes)
+            if code == 0:
+                write_traces(processes, args.trace)
+        elif processes.first:
+            code = train_cell(args, cell_of(args), processes=processes, trace=args.trace)
+        else:
+            code = 0
+            out = args.out or Path("runs")
+            run_cell(cell_of(args), out, processes=processes, resume=args.resume, trace=args.trace)
+        processes.leave(code)
+    return code
+
+
+def _one_of_them(args: argparse.Namespace) -> int:
+    """The same as one of several, which ends at once where something fails, so that the others notice."""
+    from dissensus.experiments.errors import ConfigError
+    from dissensus.experiments.processes import end
+    from dissensus.theory.errors import DissensusError
+
+    try:
+        return _train(args)
+    except KeyboardInterrupt:
+        print("dissensus: interrupted", file=sys.stderr)
+        end(130)
+    except (DissensusError, UsageError) as error:
+        print(f"dissensus: train: {error}", file=sys.stderr)
+        end(2 if isinstance(error, UsageError | ConfigError) else 1)
+    except Exception:
+        traceback.print_exc()
+        end(1)
+
+
+def _start(args: argparse.Namespace) -> int:
+    from dissensus.experiments.launcher import launch
+
+    ending = launch([sys.executable, "-m", "dissensus", "train", *args.given], args.nproc)
+    if ending.said:
+        print(f"dissensus: train: {ending.said}", file=sys.stderr)
+    return ending.code
+
+
+def _check_workers(args: argparse.Namespace, processes: int) -> None:
+    """Reads everything there is to be wrong, and refuses a number of workers that cannot be shared evenly."""
+    if args.problem is not None:
+        workers = problem.planned(args).problem.size
+        what = f"the {workers} workers of --problem {args.problem}"
+    else:
+        workers = cell_of(args).train.workers
+        what = f"train.workers = {workers}"
+    if workers % processes == 0:
+        return
+    fitting = [str(n) for n in range(1, workers + 1) if workers % n == 0]
+    more = "" if args.problem is not None else f", or {-(-workers // processes) * processes} workers"
+    raise UsageError(
+        f"train: {what} cannot be shared evenly by {processes} processes: start {', '.join(fitting)} of them{more}"
+    )

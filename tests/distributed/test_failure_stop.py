@@ -1,0 +1,123 @@
+"""A process that dies, hangs or leaves: every other one ends by itself, in time, and says who, when and at what."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from crew import Crew, Run
+from plain import net, squared
+
+import dissensus
+from dissensus.algorithms import PeerError
+from dissensus.algorithms.engines.distributed.entering import init_process_group
+from dissensus.testing import Injection
+
+HERE = Path(__file__)
+N, STEPS, TIMEOUT = 4, 300, 4.0
+ENDS_WITHIN = TIMEOUT + 10.0
+"""Seconds after the failure, as promised."""
+SAID = re.compile(
+    r"process (?P<who>\d) lost its peer at step (?P<step>\d+), (?P<what>exchange|all-reduce|average of buffers), "
+    r"(?P<doing>receiving from|sending to|summing with|gathering from) (?:process (?P<peer>\d)|the others)"
+)
+
+
+def loop(plan: str, topology: str, algorithm: str = "dsgd", width: int = 0) -> None:
+    """A plain training loop, on a model whose messages are as long as `width` says."""
+    init_process_group()
+    model: Any = net() if not width else torch.nn.Linear(width, 3).double()
+    worker = torch.distributed.get_rank()
+    opt = dissensus.decentralize(
+        torch.optim.SGD(model.parameters(), lr=0.01), model, algorithm=algorithm, topology=topology, timeout=TIMEOUT
+    )
+    injection = Injection.of(plan)
+    for t in range(STEPS):
+        opt.zero_grad()
+        loss = squared(model, t, worker) if not width else model(torch.ones(1, width).double()).square().mean()
+        loss.backward()
+        if injection(worker, t, model):
+            continue
+        opt.step()
+
+
+def stopped(run: Run, who: int, end: bool) -> list[str]:
+    """The last line of every survivor, once all have ended."""
+    survivors = [q for q in range(N) if q != who or end]
+    codes = run.codes(survivors, 30.0 + ENDS_WITHIN)  # what comes before the failure may take its time
+    left = run.end()
+    logs = {q: run.log(q) for q in range(N)}
+    assert None not in codes, f"processes {left} had not ended\n{logs}"
+    assert 0 not in codes, logs
+    assert left == ([] if end else left), "nobody is left behind"
+    return [logs[q].strip().splitlines()[-1] for q in survivors]
+
+
+def names(line: str, who: int) -> bool:
+    """Whether a sentence traces the failure back to this process, and names a step and an operation."""
+    first = line.rsplit("what failed first: ", 1)[-1]
+    found = SAID.search(first)
+    return SAID.search(line) is not None and found is not None and found["peer"] == str(who)
+
+
+@pytest.mark.parametrize(
+    ("plan", "topology", "algorithm", "width"),
+    [
+        pytest.param("kill 2 at 0", "ring", "dsgd", 0, id="killed at the first step"),
+        pytest.param("kill 0 at 6", "one-peer-exponential", "dsgd", 0, id="the one that holds the store"),
+        pytest.param("kill 3 at 6 after 4ms", "ring", "dsgd", 1_000_000, id="in the middle of a message"),
+        pytest.param("kill 1 at 6", "one-peer-exponential", "gradient-tracking", 0, id="two messages a step"),
+        pytest.param("stop 1 at 6", "one-peer-exponential", "dsgd", 0, id="stopped"),
+        pytest.param("stop 0 at 6", "ring", "dsgd", 0, id="stopped, the one that holds the store"),
+        pytest.param("hang 2 at 6", "ring", "dsgd", 0, id="a loop that stands still"),
+        pytest.param("leave 3 at 6", "ring", "dsgd", 0, id="gone early"),
+    ],
+)
+def test_all_others_end_and_name_it(plan: str, topology: str, algorithm: str, width: int, crew: Crew) -> None:
+    who = int(plan.split()[1])
+    run = crew.start(f"{HERE}:loop", N, plan=plan, topology=topology, algorithm=algorithm, width=width)
+    for line in stopped(run, who, end=False):
+        assert names(line, who), line
+        assert "PeerError" in line
+
+
+def test_one_that_has_skipped_a_step_is_found_out(crew: Crew) -> None:
+    run = crew.start(f"{HERE}:loop", N, plan="skip 2 at 6", topology="ring")
+    for line in stopped(run, 2, end=True):
+        assert "step 6" in line or "step 7" in line, line
+        assert "nothing happened until the time-out, so it hangs or has gone another way" in line
+
+
+def test_an_all_reduce_names_whoever_does_not_answer(crew: Crew) -> None:
+    run = crew.start(f"{HERE}:loop", N, plan="kill 1 at 6", topology="ring", algorithm="allreduce")
+    for line in stopped(run, 1, end=False):
+        assert "all-reduce, summing with the others" in line
+        assert "process 1 does not answer" in line, line
+
+
+def at_random(crew: Crew, times: int, seed: int) -> None:
+    drawn = np.random.default_rng(seed)
+    for _ in range(times):
+        who, step, later = int(drawn.integers(N)), int(drawn.integers(30)), float(drawn.uniform(0.1, 5.0))
+        topology = str(drawn.choice(["ring", "one-peer-exponential"]))
+        plan = f"kill {who} at {step} after {later:.1f}ms"
+        run = crew.start(f"{HERE}:loop", N, plan=plan, topology=topology, width=200_000)
+        for line in stopped(run, who, end=False):
+            assert names(line, who), (plan, line)
+
+
+def test_killed_at_random_moments(crew: Crew) -> None:
+    at_random(crew, 3, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_at_random_moments(crew: Crew) -> None:
+    at_random(crew, 20, seed=2)
+
+
+def test_the_error_can_be_caught() -> None:
+    error = PeerError("process 0 lost its peer", 2, 7)
+    assert isinstance(error, dissensus.algorithms.AlgorithmError)
+    assert (error.peer, error.step) == (2, 7)

@@ -1,0 +1,131 @@
+"""Every algorithm of the registry through the front door, held against the stacked engine for a hundred steps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from plain import batch, distance, flat, normed
+from pool import Pool
+from swept import LR, SPECS, WITH_CLOSURE, optimizer_of, rate, schedule_of
+from torch import Tensor, nn
+
+import dissensus
+from dissensus.algorithms import AlgorithmError, StackedEngine, algorithm, algorithms
+
+HERE = Path(__file__)
+N, STEPS = 4, 100
+CASES = [(case, topology) for case, (_, names) in SPECS.items() for topology in names]
+
+
+def squared(model: nn.Module, given: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(given[0]) - given[1]).square().mean()
+
+
+def script(spec: dict[str, Any], topology: str) -> dict[str, Any]:
+    """Where the gradients were taken first in every step, and what is held at the end."""
+    model = normed()
+    opt = dissensus.decentralize(
+        optimizer_of(spec)(model.parameters()), model, algorithm=algorithm(**spec), topology=schedule_of(topology)
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, rate)
+    path: list[Tensor] = []
+    for t in range(STEPS):
+
+        def closure(t: int = t) -> Tensor:
+            opt.zero_grad()
+            loss = squared(model, batch(t, dist.get_rank()))
+            if len(path) == t:
+                path.append(flat(model))
+            loss.backward()
+            return loss
+
+        if spec["name"] in WITH_CLOSURE:
+            opt.step(closure)
+        else:
+            closure()
+            opt.step()
+        schedule.step()
+    with opt.consensus() as average:
+        mean = flat(average)
+    return {"path": torch.stack(path), "mean": mean} | {f"buffer.{k}": b.clone() for k, b in model.named_buffers()}
+
+
+def simulated(spec: dict[str, Any], topology: str) -> list[dict[str, Any]]:
+    schedule = schedule_of(topology)
+    engine = StackedEngine(
+        normed(),
+        squared,
+        algorithm=algorithm(**spec),
+        topology=schedule,
+        optimizer=optimizer_of(spec),
+        lr=lambda t: LR * rate(t),
+        gradients="loop",
+    )
+    path = []
+    for t in range(STEPS):
+        x = engine.x
+        if spec.get("order") == "cta":  # there the gradient is taken at the mixed point
+            mixed = torch.from_numpy(schedule[t].dense()) @ x
+            x = torch.lerp(x, mixed, spec.get("gamma", 1.0))
+        path.append(x)
+        inputs, targets = zip(*(batch(t, i) for i in range(N)), strict=True)
+        engine.step((torch.stack(inputs), torch.stack(targets)))
+    paths, mean = torch.stack(path, dim=1), engine.mean
+    return [
+        {"path": paths[i], "mean": mean} | {f"buffer.{k}": b[i] for k, b in engine.buffers.items()} for i in range(N)
+    ]
+
+
+def test_every_algorithm_of_the_registry_is_swept() -> None:
+    assert {spec["name"] for spec, _ in SPECS.values()} == set(algorithms())
+
+
+@pytest.mark.parametrize(("case", "topology"), CASES)
+def test_four_processes_agree_with_the_stacked_engine(case: str, topology: str, processes: Pool) -> None:
+    spec = SPECS[case][0]
+    measured = processes.run(N, f"{HERE}:script", spec=spec, topology=topology)
+    assert distance(measured, simulated(spec, topology)) <= 1e-8
+    assert {"buffer.1.running_mean", "buffer.1.num_batches_tracked"} <= set(measured[0])
+    assert all(torch.equal(measured[0]["mean"], other["mean"]) for other in measured)
+
+
+def without_closure(spec: dict[str, Any]) -> str:
+    model = normed()
+    opt = dissensus.decentralize(optimizer_of(spec)(model.parameters()), model, algorithm=algorithm(**spec))
+    squared(model, batch(0, dist.get_rank())).backward()
+    with pytest.raises(AlgorithmError) as told:
+        opt.step()
+    return str(told.value)
+
+
+@pytest.mark.parametrize("name", WITH_CLOSURE)
+def test_an_algorithm_with_gradients_elsewhere_asks_for_a_closure(name: str, processes: Pool) -> None:
+    assert all("closure" in told for told in processes.run(2, f"{HERE}:without_closure", spec={"name": name}))
+
+
+def without_forward(spec: dict[str, Any]) -> str:
+    """The model is never called as a whole, so that nobody can move it to where the gradient belongs."""
+    model = normed()
+    opt = dissensus.decentralize(
+        optimizer_of(spec)(model.parameters()), model, algorithm=algorithm(**spec), topology=schedule_of("push")
+    )
+    try:
+        for t in range(2):
+            opt.zero_grad()
+            x = batch(t, dist.get_rank())[0]
+            for part in model.children():
+                x = part(x)
+            x.square().mean().backward()
+            opt.step()
+    except AlgorithmError as error:
+        return str(error)
+    return ""
+
+
+def test_a_gradient_at_another_point_needs_a_forward_of_the_model(processes: Pool) -> None:
+    """At the first step nobody has moved, and nothing is lost; at the second the gradient would be a wrong one."""
+    for told in processes.run(N, f"{HERE}:without_forward", spec={"name": "sgp"}):
+        assert "forward" in told
+        assert "closure" in told

@@ -1,0 +1,85 @@
+"""With one worker the front door is the inner optimizer, to the bit, with or without a process group."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain import held, normed, same, train
+from pool import Pool
+from torch import nn
+
+import dissensus
+from dissensus.algorithms import algorithm
+
+HERE = Path(__file__)
+SINGLE = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2),
+    "plain sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+    "adamw in one kernel": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
+    "sgd in one kernel": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+}
+SPECS: list[dict[str, Any]] = [
+    {"name": "dsgd", "order": "awc"},
+    {"name": "dsgd", "order": "atc", "gamma": 0.5},
+    {"name": "dsgd", "order": "cta"},
+    {"name": "dsgd-ac"},
+    {"name": "allreduce"},
+    {"name": "local-sgd", "period": 2},
+    {"name": "sgp"},
+]
+
+
+def trained(inner: str, spec: dict[str, Any] | None, dtype: torch.dtype, **options: Any) -> dict[str, Any]:
+    model: nn.Module = normed().to(dtype)
+    opt: torch.optim.Optimizer = SINGLE[inner](model.parameters())
+    if spec is not None:
+        opt = dissensus.decentralize(opt, model, algorithm=algorithm(**spec), **options)
+
+    def loss(model: nn.Module, t: int, worker: int) -> torch.Tensor:
+        drawn = torch.Generator().manual_seed(t)
+        return (model(torch.randn(8, 5, generator=drawn).to(dtype)) - 1.0).square().mean()
+
+    train(model, opt, range(12), 0, loss, torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.1, total_steps=12))
+    memory = [v for state in opt.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    return held(model) | {f"memory {i}": v.clone() for i, v in enumerate(memory)}
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: "-".join(map(str, spec.values())))
+@pytest.mark.parametrize("inner", SINGLE)
+def test_one_worker_is_the_inner_optimizer_to_the_bit(inner: str, spec: dict[str, Any], fused: bool) -> None:
+    if fused and spec["name"] == "sgp":
+        pytest.skip("refused: it computes with points, see test_front_door_fused.py")
+    ours, plain = (
+        trained(inner, s, torch.float32, **o) for s, o in ((spec, {"fused": True} if fused else {}), (None, {}))
+    )
+    assert same(ours, plain)
+
+
+def in_a_group() -> list[str]:
+    wrong = []
+    for inner in SINGLE:
+        for options in ({}, {"message_dtype": torch.bfloat16}, {"on_nan": None}):
+            if not same(trained(inner, SPECS[0], torch.float64, **options), trained(inner, None, torch.float64)):
+                wrong.append(f"{inner} {options}")
+    return wrong
+
+
+def test_a_process_group_of_one_is_no_different(processes: Pool) -> None:
+    assert processes.run(1, f"{HERE}:in_a_group") == [[]]
+
+
+def test_one_worker_resumes_to_the_bit() -> None:
+    model, other = normed(), normed(seed=5)
+    opt, fresh = (dissensus.decentralize(SINGLE["adam"](m.parameters()), m) for m in (model, other))
+    train(model, opt, range(4), 0)
+    other.load_state_dict(model.state_dict())
+    fresh.load_state_dict(copy.deepcopy(opt.state_dict()))  # torch's own hands over its memory, not a copy of it
+    train(model, opt, range(4, 9), 0)
+    train(other, fresh, range(4, 9), 0)
+    assert same(held(model), held(other))
