@@ -25,17 +25,17 @@ The order of the algorithm *is* the order of these lines; nothing else states it
 
 Where the workers live is the engine's business. With all n rows in one process, `Mix` is a sparse product and
 `Gradient` a vmap or a loop; with one row a process, `Mix` is a pair of messages. An engine may also run one generator
-per bucket of columns, in lockstep, because apart from `Norm` nothing couples columns (an algorithm that couples them
-in another way, like a compressor of whole messages, says so with `columnwise = False`). And a training loop that is
-not ours ("`loss.backward(); opt.step()`") drives the same generator from the outside: `step()` sends the gradient in,
-runs to the end, and advances the next step up to its `Gradient`, so what an algorithm posts before its gradient is in
-flight under the next forward and backward without a word about streams in the algorithm. What an algorithm asks of the
-learning rate before its gradient is asked when that gradient is due, after the loop's scheduler has spoken: only a `Post`
-that comes first of all is answered at once.
+per bucket of columns, in lockstep, because apart from `Norm` nothing couples columns (an algorithm that couples them in
+another way, like a compressor of whole messages, says so with `columnwise = False`). And a training loop that is not
+ours ("`loss.backward(); opt.step()`") drives the same generator from the outside: `step()` sends the gradient in, runs
+to the end, and advances the next step up to its `Gradient`, so what an algorithm posts before its gradient is in flight
+under the next forward and backward without a word about streams in the algorithm. What an algorithm asks of the
+learning rate before its gradient is asked when that gradient is due, after the loop's scheduler has spoken: only a
+`Post` that comes first of all is answered at once.
 
-An algorithm says `in_place = True` if it only *hands on* points and gradients: whatever it has given to `Mix`, `Post`, `Mean`
-or `move` it does not read again, and with a gradient it does nothing but pass it to `move` or `Mean`. An engine may then
-overwrite what it was given: a step needs no copy of the parameters beside what is in flight.
+An algorithm says `in_place = True` if it only *hands on* points and gradients: whatever it has given to `Mix`, `Post`,
+`Mean` or `move` it does not read again, and with a gradient it does nothing but pass it to `move` or `Mean`. An engine
+may then overwrite what it was given: a step needs no copy of the parameters beside what is in flight.
 
 Laws every algorithm obeys: no argument is written to; no Python branch on a tensor's value; state is a NamedTuple of
 tensors with one row per worker; all exchanges of a step use the same round $W_t$.

@@ -128,7 +128,7 @@ def ordered(
     return local.move(mixed, g)
 
 
-def _noted(share: Callable[[Local], float | Tensor], local: Local) -> Answer:
+def _noted(share: Callable[[Local], float | Tensor], local: Local) -> Generator[Request, Any, float | Tensor]:
     gamma = share(local)
     if share is not whole:
         yield Note("gamma", gamma)

@@ -175,7 +175,7 @@ class Bare:
             return posts, [None] * len(asked)
         if isinstance(first, Await):
             counts["hops"] += posts > 0  # messages that were posted together travel together
-            answer = [toward(*a.ticket, a.share) for a in asked]
+            answer = [toward(a.ticket[0], a.ticket[1], a.share) for a in asked]
             if self.greedy:
                 for a in asked:
                     a.ticket[0].fill_(torch.nan)
@@ -199,7 +199,7 @@ class Bare:
             mixed = whole.cut(self.mix(t, value))
             if isinstance(first, Post):
                 return posts + 1, list(zip(parts, mixed, strict=True))
-            answer = [toward(*pair, a.share) for pair, a in zip(zip(parts, mixed, strict=True), asked, strict=True)]
+            answer = [toward(own, new, a.share) for own, new, a in zip(parts, mixed, asked, strict=True)]
         elif isinstance(first, Mean):
             trace.means += 1
             answer = whole.cut(value.mean(dim=0, keepdim=True).expand_as(value).clone())

@@ -14,6 +14,7 @@ from crew import Crew  # noqa: E402
 from pool import Pool  # noqa: E402
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `--dist loadgroup` all of them run in one process of pytest-xdist, so that there is one pool only."""
     for item in items:

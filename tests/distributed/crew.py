@@ -185,6 +185,9 @@ def _be(command: dict[str, Any]) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.environ.update(command["environment"], CREW_FOLDER=command["folder"])
+    import faulthandler
+
+    faulthandler.enable()
     warnings.simplefilter("error")  # as the tests themselves run
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
     file, name = command["target"].rsplit(":", 1)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import dissensus
+from dissensus.algorithms import Decentralized
 from dissensus.theory import Topology
 from dissensus.theory import topology as topology_named
 
@@ -149,3 +151,22 @@ class Copies:
             mean = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in column]).mean(0)
             for p in column:
                 p.grad = mean.clone()
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    """The inner optimizer, where it does not matter."""
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def decentralized(order: str = "awc", topology: str = "ring", **options: Any) -> tuple[nn.Module, Decentralized]:
+    """The plain model and its optimizer through the front door."""
+    model = net()
+    algorithm = dissensus.algorithms.algorithm("dsgd", order=order)
+    return model, dissensus.decentralize(momentum(model), model, algorithm=algorithm, topology=topology, **options)
+
+
+def by_hand(n: int, order: str = "awc", topology: str = "ring", steps: range = range(10)) -> list[dict[str, Tensor]]:
+    """What the same comes to in one process."""
+    copies = Copies(n, lambda _: net(), momentum, topology, order)
+    copies.train(steps)
+    return copies.held

@@ -43,15 +43,14 @@ def loop(plan: str, topology: str, algorithm: str = "dsgd", width: int = 0) -> N
         opt.step()
 
 
-def stopped(run: Run, who: int, end: bool) -> list[str]:
+def stopped(run: Run, who: int) -> list[str]:
     """The last line of every survivor, once all have ended."""
-    survivors = [q for q in range(N) if q != who or end]
+    survivors = [q for q in range(N) if q != who]
     codes = run.codes(survivors, 30.0 + ENDS_WITHIN)  # what comes before the failure may take its time
     left = run.end()
     logs = {q: run.log(q) for q in range(N)}
     assert None not in codes, f"processes {left} had not ended\n{logs}"
     assert 0 not in codes, logs
-    assert left == ([] if end else left), "nobody is left behind"
     return [logs[q].strip().splitlines()[-1] for q in survivors]
 
 
@@ -78,21 +77,21 @@ def names(line: str, who: int) -> bool:
 def test_all_others_end_and_name_it(plan: str, topology: str, algorithm: str, width: int, crew: Crew) -> None:
     who = int(plan.split()[1])
     run = crew.start(f"{HERE}:loop", N, plan=plan, topology=topology, algorithm=algorithm, width=width)
-    for line in stopped(run, who, end=False):
+    for line in stopped(run, who):
         assert names(line, who), line
         assert "PeerError" in line
 
 
-def test_one_that_has_skipped_a_step_is_found_out(crew: Crew) -> None:
-    run = crew.start(f"{HERE}:loop", N, plan="skip 2 at 6", topology="ring")
-    for line in stopped(run, 2, end=True):
-        assert "step 6" in line or "step 7" in line, line
-        assert "nothing happened until the time-out, so it hangs or has gone another way" in line
+def test_one_that_has_skipped_a_step_is_missed_at_the_last_one(crew: Crew) -> None:
+    run = crew.start(f"{HERE}:loop", N, plan="skip 2 at 6", topology="ring", algorithm="qg-dsgdm")
+    for line in stopped(run, 2):
+        assert names(line, 2), line
+        assert f"step {STEPS - 1}" in line, line
 
 
 def test_an_all_reduce_names_whoever_does_not_answer(crew: Crew) -> None:
     run = crew.start(f"{HERE}:loop", N, plan="kill 1 at 6", topology="ring", algorithm="allreduce")
-    for line in stopped(run, 1, end=False):
+    for line in stopped(run, 1):
         assert "all-reduce, summing with the others" in line
         assert "process 1 does not answer" in line, line
 
@@ -104,7 +103,7 @@ def at_random(crew: Crew, times: int, seed: int) -> None:
         topology = str(drawn.choice(["ring", "one-peer-exponential"]))
         plan = f"kill {who} at {step} after {later:.1f}ms"
         run = crew.start(f"{HERE}:loop", N, plan=plan, topology=topology, width=200_000)
-        for line in stopped(run, who, end=False):
+        for line in stopped(run, who):
             assert names(line, who), (plan, line)
 
 

@@ -16,7 +16,7 @@ from dissensus.algorithms import algorithm
 
 HERE = Path(__file__)
 STEPS, N = 6, 4
-CASES = ["awc", "atc", "cta", "dsgd-ac", "gradient-tracking", "sgp", "choco-sgd", "local-sgd"]
+CASES = ["awc", "atc", "cta", "gradient-tracking", "sgp", "choco-sgd"]
 
 
 def script(case: str, look: bool, **options: Any) -> list[dict[str, torch.Tensor]]:

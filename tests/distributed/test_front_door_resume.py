@@ -16,7 +16,7 @@ import dissensus
 from dissensus.algorithms import AlgorithmError, algorithm
 
 HERE = Path(__file__)
-HALF, END = 6, 12
+HALF, END = 4, 9
 
 
 class Training:

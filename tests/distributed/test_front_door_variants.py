@@ -17,7 +17,7 @@ HERE = Path(__file__)
 STEPS = range(8)
 ORDERS = [("awc", "ring"), ("atc", "one-peer-exponential")]
 CASES = [(name, order, topology) for name in VARIANTS for order, topology in ORDERS]
-CASES += [(name, "allreduce", "ring") for name in VARIANTS if name.startswith(("unused", "frozen", "tied", "two"))]
+CASES += [(name, "allreduce", "ring") for name in VARIANTS if name.startswith(("unused", "frozen", "two"))]
 
 
 def decentralized(variant: Variant, order: str, topology: str, **options: Any) -> tuple[Any, Any]:

@@ -66,6 +66,12 @@ def test_resumed_is_uninterrupted_to_the_bit_in_numbers_and_records(at: int, who
     assert not (run.path / "error.txt").exists()
 
 
+def test_what_is_looked_at_where_a_checkpoint_is_is_recorded_once(whole: Run, tmp_path: Path) -> None:
+    study = cell("train.checkpoint_every=5")
+    stopped(study, tmp_path, 12)
+    assert lines(Run.read(run_cell(study, tmp_path, resume=True).path)) == lines(whole)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_study_that_is_resumed_goes_on_from_checkpoints(processes: int, whole: Run, tmp_path: Path) -> None:
     begun = (stopped(cell(), tmp_path, 14).path / "metrics.jsonl").read_text().splitlines()[0]

@@ -54,7 +54,7 @@ QUADRATIC = [
 ]
 
 
-def dissensus(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def dissensus(*arguments: str | int | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dissensus", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ | environment)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,13 @@ class Clock:
         return self.now
 
 
+class At:
+    """The workers at a step of our choice."""
+
+    def __init__(self, t: int, consensus: Callable[[], Any]) -> None:
+        self.t, self.consensus = t, consensus
+
+
 def shared(opt: Decentralized, rank: int) -> dict[str, list[int]]:
     """At which steps there was time left, where the clock of the first rank, or of the last one, runs slowly."""
     found = {}
@@ -104,11 +112,10 @@ def shared(opt: Decentralized, rank: int) -> dict[str, list[int]]:
             clock.now += 1.0
             return 0.0
 
-        attached, opt.t = Attached({"look": look}, Every(1), record=lines.append, share=0.25, clock=clock), 0
-        for _ in range(20):
-            attached.after(opt)
+        attached = Attached({"look": look}, Every(1), record=lines.append, share=0.25, clock=clock)
+        for t in range(20):
+            attached.after(At(t, opt.consensus))
             clock.now += 0.5 if rank == slow else 100.0
-            opt.t += 1
         found[name] = [line["step"] for line in lines if line["value"] is not None]
     return found
 

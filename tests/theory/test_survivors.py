@@ -96,7 +96,7 @@ def test_rounds_of_pairs_that_fall_apart_become_one() -> None:
     assert left.period == 1
     w = left[0].dense()
     assert w[1, 2] > 0
-    np.testing.assert_allclose(w[1:3, 1:3], watched(sum(PAIRS) / 2, mask(4, {0, 3})), atol=1e-13)
+    np.testing.assert_allclose(w[1:3, 1:3], watched((PAIRS[0] + PAIRS[1]) / 2, mask(4, {0, 3})), atol=1e-13)
 
 
 def test_drawn_rounds_that_fall_apart_become_one() -> None:

@@ -110,12 +110,15 @@ class Conversation:
                 asked = self._meeting.send(answers)
             except StopIteration:
                 return
-            if isinstance(asked[0], Gradient):
-                for k, request in zip(self.buckets, asked, strict=True):
+            norms = [request for request in asked if isinstance(request, Norm)]
+            if norms:
+                answers = _norms(norms)
+                continue
+            for k, request in zip(self.buckets, asked, strict=True):
+                if isinstance(request, Gradient):
                     self._host.place(k, request.at)
-                self._asked = asked
-                return
-            answers = _norms(asked)
+            self._asked = asked
+            return
 
     def _opened(self, k: int) -> Step[Any]:
         """The recursion of a bucket, whose first message is under way if that is how it starts."""

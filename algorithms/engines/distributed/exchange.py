@@ -71,15 +71,13 @@ class Exchange:
         self.some_say_nothing = False
         """Whether messages must be looked at: some may come from an isolated worker (`isolation`)."""
         self._room: dict[tuple[torch.Size, torch.dtype, torch.device], list[Tensor]] = {}
-        self._weights: dict[tuple[int, torch.dtype, torch.device], tuple[Part, Tensor, Tensor]] = {}
 
     def post(self, t: int, value: Tensor, what: str = "exchange") -> Ticket:
         """Sends the rows of `value` to whoever hears them in round t. They must stay as they are until taken."""
         part = self.rounds[t]
-        short = self._message_dtype is not None and value.is_floating_point()
-        sent = value
-        if short and self._message_dtype != value.dtype and not part.silent:
-            sent = self._borrow(value.shape, self._message_dtype, value.device).copy_(value)
+        sent, short = value, self._message_dtype
+        if short is not None and short != value.dtype and value.is_floating_point() and not part.silent:
+            sent = self._borrow(value.shape, short, value.device).copy_(value)
         outgoing = [(q, _rows(sent, rows)) for q, rows in part.sends]
         inboxes = [self._borrow((len(who), *value.shape[1:]), sent.dtype, value.device) for _, who in part.receives]
         incoming = [(q, box) for (q, _), box in zip(part.receives, inboxes, strict=True)]

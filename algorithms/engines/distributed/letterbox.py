@@ -70,7 +70,6 @@ class Letterbox:
         self.place = Place(advertised or listen, slot.getsockname()[1])
         threading.Thread(target=_keep, args=(slot, weakref.WeakMethod(self._deliver)), daemon=True).start()
         self.close = weakref.finalize(self, _close, slot)
-        self.close.atexit = False
 
     def letter(self, kind: str, sender: int) -> dict[str, Any] | None:
         """The last letter of that kind from that process, if any."""

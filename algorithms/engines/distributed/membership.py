@@ -150,7 +150,7 @@ class Membership:
                 return False  # somebody the others went on without
             if letter["attempt"] > self._heard_of:
                 self._heard_of = letter["attempt"]
-                threading.Thread(target=self.on_call, daemon=True).start()
+                threading.Thread(target=self.on_call).start()
         if letter["kind"] == VERDICT and letter["attempt"] == self.attempt:
             self._verdict = letter
         return True

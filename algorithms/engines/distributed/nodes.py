@@ -13,6 +13,7 @@ algorithm on P/m workers with m times the batch.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -33,6 +34,6 @@ def node_groups(
             f"{', '.join(map(str, whole))}"
         )
     limit = None if timeout is None else timedelta(seconds=timeout)
-    inside = [dist.new_group(list(range(k, k + m)), timeout=limit) for k in range(0, size, m)]
-    between = [dist.new_group(list(range(k, size, m)), timeout=limit) for k in range(m)]
+    inside: list[Any] = [dist.new_group(list(range(k, k + m)), timeout=limit) for k in range(0, size, m)]
+    between: list[Any] = [dist.new_group(list(range(k, size, m)), timeout=limit) for k in range(m)]
     return inside[rank // m], between[rank % m]

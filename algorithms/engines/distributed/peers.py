@@ -71,6 +71,8 @@ class Peers:
         self.words: LastWords | None = None
         self._interrupted: int | None = None
         """Whose last words were heard before anything failed here."""
+        self._ends = False
+        """Whether this process has found a loss by itself."""
         self._limit = None if timeout is None else timedelta(seconds=timeout)
         self._global = list(range(self.size)) if alone or group is None else dist.get_process_group_ranks(group)
         self._coalesced = not alone and self.backend != "gloo"
@@ -126,6 +128,7 @@ class Peers:
         said = f"process {self.rank} lost its peer at step {flight.step}, {flight.what}, {whom}: {reason}"
         if self.guard is not None or self.words is None:
             return PeerError(said, peer, flight.step)
+        self._ends = True
         own = self.words.leave(flight.step, peer if self._interrupted is None else self._interrupted, said)
         first = self.words.first(own)
         told = own.said if first == own else f"{own.said}; what failed first: {first.said}"
@@ -146,7 +149,8 @@ class Peers:
 def _on_letter(wire: weakref.ref[Peers], letter: dict[str, Any]) -> bool:
     """One that ends makes all end at once."""
     heard = wire()
-    if letter["kind"] == LAST_WORDS and heard is not None and heard._interrupted is None:
+    if letter["kind"] == LAST_WORDS and heard is not None and not heard._ends and heard._interrupted is None:
         heard._interrupted = letter["from"]
-        threading.Thread(target=heard.interrupt, daemon=True).start()
+        # no daemon: one that is in the transport when the interpreter ends would abort the process
+        threading.Thread(target=heard.interrupt).start()
     return True

@@ -38,6 +38,7 @@ class PaperWire:
 
     def land(self, flight: Flight) -> None:
         for into, peer, _ in flight.works:
+            assert peer is not None
             letter = self._post.boxes[peer, self.rank].pop(0)
             assert letter.dtype == into.dtype
             into.copy_(letter.view_as(into))
