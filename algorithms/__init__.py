@@ -3,6 +3,7 @@
 if __name__ != "dissensus.algorithms":
     raise ImportError(f"import dissensus.algorithms, not {__name__}: the repository folder is not a top-level package")
 
+from dissensus.algorithms.engines.distributed.entering import init_process_group
 from dissensus.algorithms.engines.distributed.front_door import Decentralized, decentralize
 from dissensus.algorithms.engines.distributed.front_door_checkpoint import load_training, save_training
 from dissensus.algorithms.engines.distributed.nodes import node_groups
@@ -40,6 +41,7 @@ __all__ = [
     "algorithms",
     "decentralize",
     "evaluate",
+    "init_process_group",
     "load_training",
     "node_groups",
     "numpy_stream",

@@ -188,13 +188,11 @@ def ddp(post: Post, **options: Any) -> Local:
 
 def decent_dp(post: Post) -> Local:
     """The loop of `Local` with decent-dp's wrapper, which has an optimizer of its own in every bucket."""
-    from decent_dp.ddp import DecentralizedDataParallel
-    from loguru import logger
-
-    logger.remove()
+    peer = importlib.import_module("decent_dp.ddp")  # an extra of the benchmark
+    importlib.import_module("loguru").logger.remove()
     made = Local(post)
     made.optimizer = None
-    made.trained = DecentralizedDataParallel(
+    made.trained = peer.DecentralizedDataParallel(
         made.model, lambda named: OPTIMIZERS[post.optimizer]([p for _, p in named]), topology=post.schedule
     )
     return made

@@ -19,19 +19,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dissensus import algorithms, experiments, probes, testing, theory
-    from dissensus.algorithms import decentralize, simulate
+    from dissensus.algorithms import decentralize, init_process_group, simulate
     from dissensus.theory import topology
 
 __version__ = "0.1.0"
 
 _ROOMS = ("algorithms", "experiments", "probes", "testing", "theory")
-_DOORS = {"decentralize": "algorithms", "simulate": "algorithms", "topology": "theory"}
+_DOORS = {
+    "decentralize": "algorithms",
+    "init_process_group": "algorithms",
+    "simulate": "algorithms",
+    "topology": "theory",
+}
 
 __all__ = [
     "__version__",
     "algorithms",
     "decentralize",
     "experiments",
+    "init_process_group",
     "probes",
     "simulate",
     "testing",
