@@ -190,3 +190,29 @@ def test_closures_and_hooks_work() -> None:
     first = opt.step(closure)
     assert opt.step(closure) < first
     assert seen == ["after", "after"]
+
+
+def test_an_optimizer_that_asks_for_a_closure_is_refused() -> None:
+    model = net()
+    with pytest.raises(AlgorithmError, match="LBFGS calls the loss itself"):
+        decentralize(torch.optim.LBFGS(model.parameters()), model)
+
+
+@pytest.mark.parametrize(
+    "options", [{"algorithm": algorithm("dsgd", order="cta")}, {"fused": True}], ids=["cta", "fused"]
+)
+def test_a_copy_of_the_model_and_a_second_optimizer_have_nothing_to_do_with_the_first(options: dict) -> None:
+    model, loss = net(), lambda m: m(torch.ones(4, 3)).square().mean()
+    first = decentralize(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+    loss(model).backward()
+    first.step()
+    average = copy.deepcopy(model)
+    before = copy.deepcopy(average.state_dict())
+    loss(average).backward()
+    assert all(torch.equal(v, before[k]) for k, v in average.state_dict().items())
+    second = decentralize(torch.optim.SGD(model.parameters(), lr=0.0), model, **options)
+    at = copy.deepcopy(model.state_dict())
+    loss(model).backward()
+    second.step()
+    assert all(torch.equal(v, at[k]) for k, v in model.state_dict().items()), "the first one does not move it"
+    assert (first.t, second.t) == (1, 1)

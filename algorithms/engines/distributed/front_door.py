@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import copy
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,9 +42,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dissensus.algorithms.engines import views
+from dissensus.algorithms.engines.distributed.before_forward import BeforeForward, take_over
 from dissensus.algorithms.engines.distributed.entering import comes_again
 from dissensus.algorithms.engines.distributed.fused import Fused, bucket_bytes, check_fused
-from dissensus.algorithms.engines.distributed.handshake import agree, facts_of, together
+from dissensus.algorithms.engines.distributed.handshake import agree, check_model, facts_of, together
 from dissensus.algorithms.engines.distributed.hosting import LoopHost
 from dissensus.algorithms.engines.distributed.surviving import Surviving
 from dissensus.algorithms.engines.distributed.timeline import Timeline, write_trace
@@ -134,20 +136,6 @@ def decentralize(
     return opt
 
 
-def check_model(model: nn.Module, *, fused: bool) -> None:
-    """Refuses models whose parameters this engine cannot lay out, or whose gradients come too late for it."""
-    for name, p in model.named_parameters():
-        if hasattr(p, "placements"):
-            raise AlgorithmError(
-                f"parameter {name!r} is sharded (a DTensor): a worker must hold whole parameters; shard nothing "
-                "inside a worker and average its gradients with DDP instead (see node_groups)"
-            )
-    if fused and isinstance(model, nn.parallel.DistributedDataParallel):
-        raise AlgorithmError(
-            "fused=True moves before DDP has averaged the gradients inside a worker; use fused=False with it"
-        )
-
-
 class Decentralized(torch.optim.Optimizer):
     """One worker's optimizer: the inner one moves, the algorithm says what travels and when. See `decentralize`."""
 
@@ -173,6 +161,10 @@ class Decentralized(torch.optim.Optimizer):
         check_fit(algorithm, topology)
         check_optimizer(algorithm, inner)
         check_model(model, fused=fused)
+        if isinstance(inner, torch.optim.LBFGS):
+            raise AlgorithmError(
+                "LBFGS calls the loss itself, several times a step; use an optimizer that takes one gradient"
+            )
         if fused:
             check_fused(algorithm, accumulate)
         elif accumulate != 1:
@@ -196,9 +188,12 @@ class Decentralized(torch.optim.Optimizer):
         )
         self._fused = Fused(self._worker, accumulate) if fused else None
         self._check_known()
+        take_over(model, self._retire)
         self._adopt()
-        if self._worker.elsewhere:
-            model.register_forward_pre_hook(self._before_forward)
+        before = BeforeForward(self._worker.ready) if self._worker.elsewhere else None
+        self._hook = None if before is None else model.register_forward_pre_hook(before)
+        for hold in filter(None, (self._fused and self._fused.detach, self._hook and self._hook.remove)):
+            weakref.finalize(self, hold)
 
     @property
     def t(self) -> int:
@@ -313,8 +308,6 @@ class Decentralized(torch.optim.Optimizer):
         if bn not in ("average", "local"):
             raise AlgorithmError(f"bn must be 'average' or 'local' on many processes, got {bn!r}")
         model = copy.deepcopy(self._model)
-        for hooks in (m._forward_pre_hooks for m in model.modules()):
-            hooks.clear()
         own = dict(model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for name, mean in self.held.means().items():
@@ -369,10 +362,13 @@ class Decentralized(torch.optim.Optimizer):
         if not all(id(p) in known for g in self.param_groups for p in g["params"]):
             raise AlgorithmError("the optimizer holds a parameter that is not the model's: wrap both of the same model")
 
-    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        del module, inputs
-        if torch.is_grad_enabled():
-            self.held.ready()
+    def _retire(self) -> None:
+        """Another optimizer has the model from now on."""
+        if self._hook is not None:
+            self._hook.remove()
+        if self._fused is not None:
+            self._fused.detach()
+        self.held.restart()
 
     def _adopt(self) -> None:
         """Lays out what is trained and not laid out yet."""

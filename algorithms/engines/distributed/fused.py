@@ -12,6 +12,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,7 @@ class Fused:
         self._missing: list[int] = []
         self._next = 0
         self._watched: set[int] = set()
+        self._handles: list[Any] = []
 
     def attach(self) -> None:
         """Watches every parameter that is not watched yet, and starts to count from zero."""
@@ -58,8 +60,15 @@ class Fused:
             for p in bucket.parameters:
                 if id(p) not in self._watched:
                     self._watched.add(id(p))
-                    p.register_post_accumulate_grad_hook(lambda p, k=k: self._on_gradient(p, k))
+                    handle = p.register_post_accumulate_grad_hook(lambda p, k=k: self._on_gradient(p, k))
+                    self._handles.append(handle)
         self.reset()
+
+    def detach(self) -> None:
+        """Watches nothing any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     def reset(self) -> None:
         """The next step begins."""

@@ -7,6 +7,7 @@ arguments were refused) tells the others why.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -74,10 +75,45 @@ def facts_of(
             f"{i}: {name}": f"{name}, shape {tuple(p.shape)}, {p.dtype}, stride {p.stride()}, {p.device.type}"
             for i, (name, p) in enumerate(named)
         },
-        "the algorithm": repr(algorithm),
+        "the algorithm": described(algorithm),
         "the topology": f"{topology.name} of {topology.size} workers, rounds {fingerprint(topology)}",
         **{key.replace("_", " "): str(value) for key, value in options.items()},
     }
+
+
+def check_model(model: nn.Module, *, fused: bool) -> None:
+    """Refuses models whose parameters this engine cannot lay out, or whose gradients come too late for it."""
+    for name, p in model.named_parameters():
+        if hasattr(p, "placements"):
+            raise AlgorithmError(
+                f"parameter {name!r} is sharded (a DTensor): a worker must hold whole parameters; shard nothing "
+                "inside a worker and average its gradients with DDP instead (see node_groups)"
+            )
+    if fused and isinstance(model, nn.parallel.DistributedDataParallel):
+        raise AlgorithmError(
+            "fused=True moves before DDP has averaged the gradients inside a worker; use fused=False with it"
+        )
+
+
+def described(algorithm: Any) -> str:
+    """An algorithm with its parameters; a function among them by its name and what it does, not by its address."""
+    if not dataclasses.is_dataclass(algorithm):
+        return repr(algorithm)
+    values = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm) if f.repr}
+    return f"{type(algorithm).__name__}({', '.join(f'{key}={_value(value)}' for key, value in values.items())})"
+
+
+def _value(value: Any) -> str:
+    code = getattr(value, "__code__", None)
+    if code is None:
+        return repr(value) if not callable(value) else getattr(value, "__qualname__", type(value).__qualname__)
+    digest = hashlib.sha256(code.co_code + repr((code.co_names, _constants(code))).encode()).hexdigest()[:8]
+    return f"{value.__qualname__} [{digest}]"
+
+
+def _constants(code: Any) -> list[Any]:
+    """The constants of a function, those of functions inside it among them."""
+    return [_constants(one) if hasattr(one, "co_consts") else one for one in code.co_consts]
 
 
 def fingerprint(topology: Topology) -> str:
