@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def _initialize(messages: Any, stop: Any) -> None:
     _messages, _stop = messages, stop
 
 
-def _in_pool(cell: Study, root: Path, resume: bool) -> Outcome:
+def _in_pool(cell: Study, root: Path, *, resume: bool) -> Outcome:
     if _stop.is_set():  # it was waiting in the queue of the pool: leave no directory
         arm, _, seed = cell.only
         return Outcome(directory_of(root, cell), arm, seed, "interrupted", "not started")
@@ -134,7 +135,7 @@ def _in_processes(
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_initialize, initargs=(messages, stop))
     try:
         with _deaf_children():
-            futures = {at: pool.submit(_in_pool, cell, root, resume) for at, cell in cells.items()}
+            futures = {at: pool.submit(partial(_in_pool, resume=resume), cell, root) for at, cell in cells.items()}
         done = _follow(futures, messages, progress, lambda at: _died(cells[at], root))
     except KeyboardInterrupt:
         stop.set()

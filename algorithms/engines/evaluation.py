@@ -168,9 +168,8 @@ def evaluate(
     if total == 0:
         raise AlgorithmError("there is no sample to evaluate on: batches is empty, or was gone through before")
     found = {name: _measured((s / total).tolist(), bad[name]) for name, s in sums.items()}
-    return Evaluation(
-        found, total, passed, seen.t, seen.size, bn if seen.buffers else "none", tuple(sorted(seen.isolated))
-    )
+    from_where, cut_off = bn if seen.buffers else "none", tuple(sorted(seen.isolated))
+    return Evaluation(found, total, passed, seen.t, seen.size, from_where, cut_off)
 
 
 Everyone = Callable[[Any], dict[str, Tensor]]

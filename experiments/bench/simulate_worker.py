@@ -33,7 +33,7 @@ class FrontDoor:
     def __init__(self, case: Case, worker: int, size: int, factory: OptimizerFactory) -> None:
         self._model = placed(case.model(), starting_points(case, size)[worker])
         inner = factory(self._model.parameters())
-        self._optimizer = decentralize(inner, self._model, algorithm="dsgd", topology="ring")
+        self._optimizer = decentralize(inner, self._model, algorithm="dsgd", topology="ring", start="own")
         self._loss, self._batch = case.loss, tuple(leaf[worker] for leaf in case.samples(size))
 
     def step(self) -> None:

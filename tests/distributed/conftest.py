@@ -14,17 +14,9 @@ from crew import Crew  # noqa: E402
 from pool import Pool  # noqa: E402
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` all of them run in one process of pytest-xdist, so that there is one pool only."""
-    for item in items:
-        if item.path.is_relative_to(FOLDER):
-            item.add_marker(pytest.mark.xdist_group("processes"))
-
-
 @pytest.fixture(scope="session")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """The pool. Where pytest-xdist spreads these tests all the same, one call runs at a time."""
+    """The pool; where pytest-xdist spreads these tests there are several, of which one runs at a time."""
     spread = "PYTEST_XDIST_WORKER" in os.environ
     pool = Pool(tmp_path_factory.getbasetemp().parent / "processes.lock" if spread else None)
     yield pool

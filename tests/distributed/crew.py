@@ -5,6 +5,8 @@ They are forked from a process that has imported everything once. When the tests
 kills whatever is left.
 """
 
+import faulthandler
+import importlib.util
 import json
 import os
 import signal
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -142,10 +145,14 @@ def template() -> None:
     """Forks on demand; ends with all it has forked when nobody asks any more."""
     import torch
 
-    from dissensus.algorithms import decentralize  # noqa: F401
-
     torch.set_num_threads(1)
     sys.path.insert(0, str(HERE.parent))
+    # what tests import, and what torch imports when the first optimizer is made, in more than a second
+    for name in ("plain", "pytest", "dissensus.algorithms", "dissensus.testing", "torch._dynamo"):
+        importlib.import_module(name)
+    for registry in ("dissensus.algorithms.registry:algorithms", "dissensus.theory.registry:catalogue"):
+        module, _, known = registry.partition(":")
+        getattr(importlib.import_module(module), known)()  # which imports what is registered
     ended: dict[int, int] = {}
     for line in sys.stdin:
         command = json.loads(line)
@@ -177,16 +184,11 @@ def _waited(pid: int, seconds: float, ended: dict[int, int]) -> int | None:
 
 def _be(command: dict[str, Any]) -> None:
     """What a process of a run does, from its beginning to its end."""
-    import importlib.util
-    import warnings
-
     with open(command["log"], "a") as log, open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.environ.update(command["environment"], CREW_FOLDER=command["folder"])
-    import faulthandler
-
     faulthandler.enable()
     warnings.simplefilter("error")  # as the tests themselves run
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest  # noqa: F401  what test files import is imported once, here
 import torch
+import torch._dynamo  # what torch imports when the first optimizer is made, in more than a second
 import torch.distributed as dist
 
 import dissensus.algorithms  # noqa: F401

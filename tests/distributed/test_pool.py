@@ -32,9 +32,13 @@ def one_raises_and_the_others_wait(rank: int) -> None:
     time.sleep(1000)
 
 
-def one_dies(rank: int) -> int:
+def one_dies(rank: int, sign: Path) -> int:
+    """Not before the others are in the process group."""
     if dist.get_rank() == rank:
+        while not sign.exists():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
+    sign.touch()
     return dist.get_rank()
 
 
@@ -80,8 +84,8 @@ def test_a_process_that_waits_for_one_that_failed_tells_where_it_is(processes: P
     assert "one_raises_and_the_others_wait" in waits.failure
 
 
-def test_a_process_that_dies_is_told_with_its_exit_code(processes: Pool) -> None:
-    outcomes = processes.outcomes(2, f"{HERE}:one_dies", rank=0, grace=20.0)
+def test_a_process_that_dies_is_told_with_its_exit_code(processes: Pool, tmp_path: Path) -> None:
+    outcomes = processes.outcomes(2, f"{HERE}:one_dies", rank=0, sign=tmp_path / "sign", grace=20.0)
     assert "died with exit code -9" in outcomes[0].failure
     assert (outcomes[1].value, outcomes[1].failure) == (1, "")
     assert len(processes.run(2, f"{HERE}:where", scale=1)) == 2

@@ -230,6 +230,12 @@ def test_the_workers_of_a_problem_are_shared_evenly_or_refused(
     assert f"the 8 workers of --problem {problem} cannot be shared evenly by 3 processes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["simulate", "train"])
+def test_a_problem_is_not_resumed(verb: str, problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--problem", str(problem), *QUADRATIC, "--resume"]) == 2
+    assert f"{verb}: --resume goes with a configuration; a problem has no checkpoints" in capsys.readouterr().err
+
+
 def test_nothing_to_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--nproc", "2"]) == 2
     assert "train: what? give CONFIG.toml, or --problem FILE.npz for exact quadratics" in capsys.readouterr().err

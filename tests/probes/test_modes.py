@@ -38,7 +38,8 @@ def test_energies_are_those_of_a_dense_eigendecomposition(name, n):
     assert sum(mode.energy for mode in found) == pytest.approx(consensus_distance(x).xi, rel=1e-12)
     assert sum(mode.multiplicity for mode in found) == n - 1
     assert sum(mode.share for mode in found) == pytest.approx(1)
-    assert [m.factor for m in found] == sorted((m.factor for m in found), reverse=True)
+    factors = [m.factor for m in found]  # modes of one modulus are equal to the rounding of an eigensolver
+    assert factors == pytest.approx(sorted(factors, reverse=True), rel=1e-14, abs=1e-15)
 
 
 @pytest.mark.parametrize("n", [3, 5, 6])

@@ -15,8 +15,9 @@ from dissensus.theory.bounds.base import Answer
 from dissensus.theory.certificates import Certificate, Setting, certificate_of, guarantees, sampled, setting, worst_case
 
 ROUNDING = 1e-9
-TIGHT = 1e-7
-"""By so much, relatively, a certified value may exceed the exact one: where a bound is attained, it is above it."""
+TIGHT, ALMOST = 1e-7, 1e-6
+"""By so much, relatively, a certified value may exceed the exact one: where a bound is attained, it is above it. The
+second where the solver itself says that it stopped short of its tolerance, which depends on the machine."""
 
 CURVED = {"convexity": 0.1, "steps": 3}
 GRID: dict[str, tuple[Setting, set[str]]] = {
@@ -107,7 +108,8 @@ def test_no_bound_is_below_the_exact_worst_case(case: tuple[Certificate, set[str
     found = guarantees(certificate.setting)
     assert {g.bound for g in found} == expected
     for guarantee in found:
-        assert certificate.value <= guarantee.value * (1 + TIGHT), guarantee
+        near = TIGHT if certificate.status == "Solved" else ALMOST
+        assert certificate.value <= guarantee.value * (1 + near), guarantee
 
 
 def test_no_sampled_run_is_above_the_certificate(case: tuple[Certificate, set[str]]) -> None:

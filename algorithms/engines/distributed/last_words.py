@@ -60,8 +60,10 @@ class LastWords:
             chain[found.number] = last = found
         if last.peer == last.number:
             return last
-        others = [self._heard(q) for q in self._places] if last.peer is None else []
-        return min([*chain.values(), *(w for w in others if w is not None)])
+        if last.peer is None:
+            others = [words for q in self._places if (words := self._heard(q)) is not None]
+            return min((words for words in others if words.step <= last.step), default=last)
+        return min(chain.values())
 
     def _heard(self, number: int) -> Words | None:
         letter: dict[str, Any] | None = self._box.letter(LAST_WORDS, number)

@@ -183,8 +183,8 @@ class Membership:
         if 2 * len(present) < len(certain) or (half and certain[0] not in present):
             doubtful = _named([q for q in certain if q not in present])
             return verdict | {
-                "refused": f"only {_named(present)} of {_named(list(self.now.places))} are here, and nobody can tell "
-                f"whether {doubtful} still run: stopped, lest there be two groups that both go on"
+                "refused": f"of {_named(list(self.now.places))} only {_named(present)} can go on, and nobody can tell "
+                f"what {doubtful} will do: stopped, lest there be two groups that both go on"
             }
         return verdict | {
             "generation": self.attempt,

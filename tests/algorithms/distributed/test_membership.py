@@ -1,0 +1,228 @@
+"""Those that are left agree: members are threads here, with letterboxes and without a transport."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from dissensus.algorithms.engines.distributed import letterbox, membership
+from dissensus.algorithms.engines.distributed.letterbox import Letterbox, Place
+from dissensus.algorithms.engines.distributed.membership import CALLED, LeftOutError, Members, Membership
+
+SOON = 30.0
+"""Seconds after which a thread that has not come to an end has failed."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letterbox, "ANSWERED_WITHIN", 0.3)
+    monkeypatch.setattr(Letterbox.send_all, "__defaults__", (0.3,))
+    monkeypatch.setattr(membership, "PROBED_EVERY", 0.1)
+
+
+class Crowd:
+    """n members, of whom any may be gone, stopped, stuck or anew."""
+
+    def __init__(self, n: int, timeout: float = 10.0) -> None:
+        self.n, self.timeout = n, timeout
+        self.boxes = [Letterbox(q) for q in range(n)]
+        for box in self.boxes:
+            box.secret = self.boxes[0].secret
+        self.places = {q: box.place for q, box in enumerate(self.boxes)}
+        self.members = [self.member(box, self.places) for box in self.boxes]
+        self.threads = ThreadPoolExecutor(n)
+        self.stack = ExitStack()
+
+    def member(self, box: Letterbox, places: dict[int, Place]) -> Membership:
+        return Membership(box, places, timeout=self.timeout, meets=lambda: Place(f"chosen by {box.number}", 1))
+
+    def gone(self, *numbers: int) -> None:
+        for q in numbers:
+            self.boxes[q].close()
+
+    def stopped(self, q: int) -> None:
+        """Its kernel takes letters, and nobody reads them."""
+        slot = self.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        for member in self.members:
+            known = {**member.now.places, q: Place(*slot.getsockname())}
+            member.commit(replace(member.now, places=dict(sorted(known.items()))))
+
+    def anew(self, q: int) -> Membership:
+        """The process is started again: another box, at another place."""
+        box = Letterbox(q)
+        box.secret = self.boxes[0].secret
+        self.boxes[q] = box
+        return self.member(box, {**self.places, q: box.place})
+
+    def agree(self, *numbers: int, steps: dict[int, int] | None = None) -> list[Members]:
+        """What these agree on, all together."""
+        return [f.result(SOON) for f in [self.begin(q, (steps or {}).get(q, 5)) for q in numbers]]
+
+    def begin(self, q: int, step: int = 5, **options: object) -> Future[Members]:
+        return self.threads.submit(self.members[q].agree, step, step, f"lost by {q}", **options)  # type: ignore[arg-type]
+
+    def commit(self, *found: Members) -> None:
+        for q in found[0].numbers:
+            self.members[q].commit(found[0])
+
+
+@pytest.fixture
+def crowd() -> Iterator[Callable[..., Crowd]]:
+    made: list[Crowd] = []
+
+    def make(n: int, **options: float) -> Crowd:
+        made.append(Crowd(n, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.threads.shutdown(cancel_futures=True)
+        one.stack.close()
+        one.gone(*range(one.n))
+
+
+def test_those_that_are_left_go_on_from_a_step_that_nobody_has_begun(crowd: Callable[..., Crowd]) -> None:
+    four = crowd(4)
+    four.gone(2)
+    found = four.agree(0, 1, 3, steps={0: 5, 1: 7, 3: 6})
+    assert found[0] == found[1] == found[2]
+    assert found[0].numbers == (0, 1, 3)
+    assert (found[0].step, found[0].count, found[0].generation, found[0].leader) == (8, 7, 1, 0)
+    assert (found[0].newcomers, found[0].meets) == ((), Place("chosen by 0", 1))
+
+
+def test_the_lowest_that_is_left_decides(crowd: Callable[..., Crowd]) -> None:
+    five = crowd(5)
+    five.gone(0, 1)
+    found = five.agree(4, 3, 2)
+    assert {one.numbers for one in found} == {(2, 3, 4)}
+    assert {one.leader for one in found} == {2}
+
+
+def test_one_that_is_stopped_is_not_waited_for(crowd: Callable[..., Crowd]) -> None:
+    four = crowd(4, timeout=1000.0)
+    four.stopped(1)
+    assert {one.numbers for one in four.agree(0, 2, 3)} == {(0, 2, 3)}
+
+
+def test_one_that_is_busy_is_waited_for(crowd: Callable[..., Crowd]) -> None:
+    three = crowd(3, timeout=1000.0)
+    early = [three.begin(0), three.begin(2)]
+    for _ in range(1000):
+        if three.members[1].called:
+            break
+        threading.Event().wait(0.01)
+    assert three.members[1].called, "it was told, and comes when it has time"
+    assert not any(f.done() for f in early)
+    assert {f.result(SOON).numbers for f in [*early, three.begin(1)]} == {(0, 1, 2)}
+
+
+def test_one_that_is_stuck_is_left_out_after_the_time_out_and_told_so(crowd: Callable[..., Crowd]) -> None:
+    three = crowd(3, timeout=0.5)
+    found = three.agree(0, 1)
+    assert {one.numbers for one in found} == {(0, 1)}
+    three.commit(*found)
+    with pytest.raises(LeftOutError, match=r"the others went on without process 2.*start it again"):
+        three.members[2].agree(5, 0, "lost by 2")
+
+
+def test_who_was_left_out_does_not_disturb_the_others(crowd: Callable[..., Crowd]) -> None:
+    three = crowd(3, timeout=0.5)
+    three.commit(*three.agree(0, 1))
+    with pytest.raises(LeftOutError):
+        three.members[2].agree(5, 0, "lost by 2")
+    assert not three.members[0].called
+    assert not three.members[1].called
+
+
+def test_one_that_was_started_again_is_let_in(crowd: Callable[..., Crowd]) -> None:
+    three = crowd(3)
+    three.gone(1)
+    three.commit(*three.agree(0, 2))
+    again = three.anew(1)
+    again.visit()
+    assert again.now.numbers == (0, 2)
+    comes = three.threads.submit(again.agree, 0, 0, "started again", newcomer=True)
+    found = [comes.result(SOON) for comes in (comes, three.begin(0, 20), three.begin(2, 21))]
+    assert found[0] == found[1] == found[2]
+    assert (found[0].numbers, found[0].newcomers, found[0].step, found[0].leader) == ((0, 1, 2), (1,), 22, 0)
+
+
+def test_one_that_comes_back_before_anybody_has_missed_it(crowd: Callable[..., Crowd]) -> None:
+    three = crowd(3)
+    three.gone(0)
+    again = three.anew(0)
+    again.visit()
+    comes = three.threads.submit(again.agree, 0, 0, "started again", newcomer=True)
+    found = [comes.result(SOON) for comes in (comes, three.begin(1), three.begin(2))]
+    assert {(one.numbers, one.newcomers, one.leader) for one in found} == {((0, 1, 2), (0,), 1)}, "it does not decide"
+
+
+def test_two_attempts_become_one(crowd: Callable[..., Crowd]) -> None:
+    three = crowd(3)
+    three.members[2].attempt = three.members[2]._heard_of = 7  # has failed more often than the others
+    found = three.agree(0, 1, 2)
+    assert {one.generation for one in found} == {8}
+
+
+def test_a_second_loss_while_they_agree(crowd: Callable[..., Crowd]) -> None:
+    four = crowd(4, timeout=1000.0)
+    four.gone(3)
+    waiting = [four.begin(0), four.begin(1)]  # and 2 is waited for, until it is gone as well
+    threading.Event().wait(0.3)
+    assert not any(f.done() for f in waiting)
+    four.gone(2)
+    assert {f.result(SOON).numbers for f in waiting} == {(0, 1)}
+
+
+def test_half_of_them_go_on_only_with_the_lowest(crowd: Callable[..., Crowd]) -> None:
+    two = crowd(2)
+    two.stopped(1)
+    assert two.agree(0)[0].numbers == (0,)
+    other = crowd(2)
+    other.stopped(0)
+    with pytest.raises(LeftOutError, match=r"of processes 0, 1 only process 1 can go on.*what process 0 will do"):
+        other.members[1].agree(5, 0, "lost")
+
+
+def test_the_last_of_those_that_are_gone_for_certain_goes_on(crowd: Callable[..., Crowd]) -> None:
+    three = crowd(3)
+    three.gone(0, 1)
+    assert three.agree(2)[0].numbers == (2,)
+
+
+def test_less_than_half_do_not_go_on(crowd: Callable[..., Crowd]) -> None:
+    three = crowd(3)
+    three.stopped(1)
+    three.stopped(2)
+    with pytest.raises(LeftOutError, match="stopped, lest there be two groups"):
+        three.members[0].agree(5, 0, "lost")
+
+
+def test_nobody_is_left_to_join(crowd: Callable[..., Crowd]) -> None:
+    three = crowd(3)
+    three.gone(0, 2)
+    again = three.anew(1)
+    with pytest.raises(LeftOutError, match="nobody of the run answers any more"):
+        again.visit()
+
+
+def test_the_reason_is_that_of_one_who_has_lost_somebody_that_is_gone(crowd: Callable[..., Crowd]) -> None:
+    four = crowd(4)
+    four.gone(3)
+    called = four.threads.submit(four.members[0].agree, 5, 0, CALLED)
+    misled = four.begin(1, lost=2)  # which only had gone to agree
+    right = four.begin(2, lost=3)
+    assert {f.result(SOON).why for f in (called, misled, right)} == {"lost by 2"}
+
+
+def test_whether_a_group_to_be_lives(crowd: Callable[..., Crowd]) -> None:
+    three = crowd(3)
+    group = Members(1, three.places)
+    assert three.members[0].lives(group)
+    three.gone(2)
+    assert not three.members[0].lives(group)
