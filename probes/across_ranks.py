@@ -7,6 +7,8 @@ between ranks would otherwise grow in every iteration.
 
 from __future__ import annotations
 
+import atexit
+import time
 from typing import Any
 
 import torch
@@ -16,6 +18,9 @@ from torch import Tensor
 from dissensus.probes.errors import ProbeError
 from dissensus.probes.operator import Operator, check_vectors
 from dissensus.probes.untouched import undisturbed
+
+atexit.register(time.sleep, 0.02)
+"""A thread of gloo may still hold tensors of the last sum; were Python gone before it lets go, torch would abort."""
 
 
 class AcrossRanks:

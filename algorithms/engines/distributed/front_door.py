@@ -326,9 +326,10 @@ class Decentralized(torch.optim.Optimizer):
         """Gets ready to go on without some of the others, or joins them, under `on_failure="continue"`."""
         exchange = self.held.exchange
         if isinstance(exchange, Surviving):
-            exchange.host = LoopHost(self, facts)
+            host = LoopHost(self, facts)
+            exchange.serve(host)
             if join:
-                exchange.join(exchange.host)
+                exchange.join(host)
         elif join:
             raise AlgorithmError("this process was started again; others take it in with on_failure='continue' only")
 

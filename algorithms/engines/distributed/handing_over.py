@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,12 +22,25 @@ class Host(Protocol):
         """How many parts (buckets) a step begins with, one after the other."""
         ...
 
+    def align(self, source: int) -> None:
+        """Makes workers equal that are meant to be: what was lost may have been answered on some of them only."""
+        ...
+
     def reform(self, k: int) -> None:
         """Lets the algorithm's memory of part k start anew, for another group."""
         ...
 
     def give(self, step: int, to: int) -> Any:
         """Everything process `to` needs to begin that step, in tensors and plain values."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What must be the same everywhere."""
+        ...
+
+    def welcome(self, facts: Mapping[str, Any]) -> None:
+        """Refuses, in a process that comes, facts of the others that are not its own."""
         ...
 
     def receive(self, given: Any) -> None:
@@ -42,10 +55,10 @@ def donor(topology: Topology, size: int, newcomer: int, been: Sequence[int]) -> 
     return min((q for q in been if q in near), default=min(been))
 
 
-def hand_over(wire: Wire, host: Host, to: int, step: int) -> None:
-    """Sends everything to a newcomer, aside from the exchanges that may be under way already."""
+def hand_over(wire: Wire, given: Any, to: int, step: int) -> None:
+    """Sends tensors and plain values to a newcomer, aside from the exchanges that may be under way already."""
     packed = io.BytesIO()
-    torch.save(host.give(step, to), packed)
+    torch.save(given, packed)
     data = torch.frombuffer(packed.getbuffer(), dtype=torch.uint8)
     for message in (torch.tensor([len(data)]), data):
         wire.land(wire.post([(to, message)], [], what="handing over", step=step, tag=TAGS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,13 +16,19 @@ if TYPE_CHECKING:
 class LoopHost:
     """What `Surviving` asks of the front door (`handing_over.Host`)."""
 
-    def __init__(self, opt: Decentralized, facts: dict[str, Any]) -> None:
-        self._opt, self._facts = opt, facts
+    def __init__(self, opt: Decentralized, facts: Mapping[str, Any]) -> None:
+        self._opt, self.facts = opt, facts
 
     @property
     def parts(self) -> int:
         """The buckets."""
         return len(self._opt.held.buckets)
+
+    def align(self, source: int) -> None:
+        """Makes the workers of an algorithm equal that keeps them so."""
+        if getattr(self._opt.algorithm, "equal", False):
+            for point in self._opt.held.points:
+                self._opt.wire.broadcast(point, source, what="start of a new group", step=self._opt.t)
 
     def reform(self, k: int) -> None:
         """Lets the algorithm's memory of bucket k start anew."""
@@ -31,12 +38,15 @@ class LoopHost:
         """Parameters, buffers, the memory of optimizer and algorithm; parameters that are not trained as well."""
         state = self._opt.state_dict()
         state["dissensus"] |= {"t": step, "worker": to}
-        return {"facts": self._facts, "model": self._tensors(), "optimizer": state}
+        return {"model": self._tensors(), "optimizer": state}
+
+    def welcome(self, facts: Mapping[str, Any]) -> None:
+        """Refuses another model, algorithm, topology or option."""
+        compare(self._opt.worker, self.facts, facts, "the others")
 
     @torch.no_grad()
     def receive(self, given: Any) -> None:
         """Takes that over."""
-        compare(self._opt.worker, self._facts, given["facts"], "the others")
         for name, value in self._tensors().items():
             value.copy_(given["model"][name])
         self._opt.load_state_dict(given["optimizer"])

@@ -55,15 +55,20 @@ class LastWords:
         last = own
         while last.peer is not None and last.peer not in chain:
             found = self._of(last.peer, until)
-            if found is None:
-                return last
+            if found is None:  # a death may have had another one behind it, of whoever else noticed only that
+                return min([last, *(words for words in self._all_heard() if self._is_silent(words.peer))])
             chain[found.number] = last = found
         if last.peer == last.number:
             return last
         if last.peer is None:
-            others = [words for q in self._places if (words := self._heard(q)) is not None]
-            return min((words for words in others if words.step <= last.step), default=last)
+            return min((words for words in self._all_heard() if words.step <= last.step), default=last)
         return min(chain.values())
+
+    def _all_heard(self) -> list[Words]:
+        return [words for q in self._places if (words := self._heard(q)) is not None]
+
+    def _is_silent(self, number: int | None) -> bool:
+        return number is not None and number != self._box.number and self._heard(number) is None
 
     def _heard(self, number: int) -> Words | None:
         letter: dict[str, Any] | None = self._box.letter(LAST_WORDS, number)
@@ -73,7 +78,7 @@ class LastWords:
         """The words of a process: those it has left, or leaves soon if it lives."""
         until = min(until, time.monotonic() + LISTENS)
         while (found := self._heard(number)) is None and time.monotonic() < until:
-            if self._box.send(self._places[number], {"kind": PING}, patience=1.0).outcome != "delivered":
+            if self._box.send(self._places[number], {"kind": PING}, patience=1.0).outcome == "refused":
                 return self._heard(number)
             self._box.wait(0.1)
         return found

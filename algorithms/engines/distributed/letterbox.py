@@ -60,8 +60,8 @@ class Letterbox:
         self.number = number
         self.secret = secrets.token_hex(16)
         """Letters without it are not read; all of a run share one."""
-        self.status: dict[str, Any] = {}
-        """What letters are answered with."""
+        self.answer: Callable[[dict[str, Any]], Letter] = _nothing
+        """What a letter is answered with, in a thread of the box."""
         self.on_letter: Callable[[dict[str, Any]], bool] = _keep_it
         """Called with every letter, in a thread of the box; says whether it is kept."""
         self.news = threading.Condition()
@@ -122,7 +122,12 @@ class Letterbox:
             with self.news:
                 self._kept[kind, sender] = letter
                 self.news.notify_all()
-        return dict(self.status)
+        return dict(self.answer(letter))
+
+
+def _nothing(letter: dict[str, Any]) -> Letter:
+    del letter
+    return {}
 
 
 def _keep_it(letter: dict[str, Any]) -> bool:

@@ -30,7 +30,7 @@ from dissensus.algorithms.engines.distributed.last_words import PING
 from dissensus.algorithms.engines.distributed.letterbox import Letterbox, Place
 from dissensus.algorithms.errors import AlgorithmError
 
-HERE, VERDICT = "here", "verdict"
+HERE, VERDICT, VISIT = "here", "verdict", "visit"
 CALLED = "called by the others"
 """The reason of whoever has none of its own."""
 PROBED_EVERY = 1.0
@@ -86,8 +86,9 @@ class Membership:
         """Called when the others want a new group, in another thread."""
         self._box, self._timeout, self._meets, self._heard_of = box, timeout, meets, 0
         self._verdict: dict[str, Any] | None = None
-        self.commit(self.now)
-        box.on_letter = self._on_letter
+        self.facts: Mapping[str, Any] = {}
+        """What members have in common, for those that want to become one."""
+        box.on_letter, box.answer = self._on_letter, self._answer
 
     @property
     def called(self) -> bool:
@@ -102,7 +103,6 @@ class Membership:
         while True:
             self._verdict = None
             self.attempt = self._heard_of = max(self.attempt + 1, self._heard_of)
-            self.commit(self.now)
             own = {
                 "kind": HERE,
                 "attempt": self.attempt,
@@ -114,33 +114,40 @@ class Membership:
                 "why": why,
                 "lost": lost,
             }
-            verdict = self._met(_Attempt(self._box, self.now.places, own))
+            meeting = _Attempt(self._box, self.now.places, own)
+            verdict = self._met(meeting)
             if verdict is not None:
                 return self._read(verdict)
+            if meeting.overtaken:
+                self.visit()
 
     def commit(self, members: Members) -> None:
-        """The group stands: this is what letters are answered with from now on."""
+        """The group stands."""
         self.now = members
-        self._box.status = {
-            "attempt": self.attempt,
-            "generation": members.generation,
-            "places": [[q, *place] for q, place in members.places.items()],
-        }
 
-    def visit(self) -> None:
-        """For a process that is no member: learns from the members who they are."""
-        posted = self._box.send_all(self.now.places, {"kind": PING})
+    def visit(self) -> Mapping[str, Any]:
+        """For a process that is no member: learns from the members who they are, and what they have in common."""
+        posted = self._box.send_all(self.now.places, {"kind": VISIT})
         told = [one.answer for one in posted.values() if one.outcome == "delivered"]
         if not told:
             raise LeftOutError("nobody of the run answers any more: there is nothing to join")
         latest = max(told, key=lambda one: one["generation"])
         self._heard_of = self.attempt = max(one["attempt"] for one in told)
         self.commit(Members(latest["generation"], _places(latest)))
+        return latest["facts"]
 
     def lives(self, members: Members) -> bool:
         """Whether nobody of a group to be is gone."""
         found = self._box.send_all(members.places, {"kind": PING}, patience=1.0)
         return all(one.outcome != "refused" for one in found.values())
+
+    def _answer(self, letter: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "attempt": self.attempt,
+            "generation": self.now.generation,
+            "places": [[q, *place] for q, place in self.now.places.items()],
+            **({"facts": self.facts} if letter["kind"] == VISIT else {}),
+        }
 
     def _on_letter(self, letter: dict[str, Any]) -> bool:
         if letter["kind"] == HERE:
@@ -162,10 +169,17 @@ class Membership:
             if self._verdict is not None:
                 return self._verdict
             meeting.tell()
+            if meeting.overtaken:
+                return None
             here, missing = meeting.here(), meeting.missing()
             voters = [q for q, one in here.items() if not one["newcomer"]]
             if not voters and not missing:
                 raise LeftOutError("nobody of the run answers any more: there is nothing to join")
+            if not voters and time.monotonic() > until:
+                raise LeftOutError(
+                    f"{_named(missing)} of the run let nobody in for {self._timeout:g} s: they live, but come not to "
+                    "their next step"
+                )
             if voters and min(voters) == self._box.number and (not missing or time.monotonic() > until):
                 self._verdict = verdict = self._decided(here, meeting.gone)
                 self._box.send_all({q: Place(*one["place"]) for q, one in here.items()}, verdict)
@@ -219,6 +233,8 @@ class _Attempt:
         self._box, self._own, self._began = box, own, time.monotonic()
         self._waits_for = {q: place for q, place in places.items() if q != box.number}
         self.gone: set[int] = set()
+        self.overtaken = False
+        """Whether the others were done with this attempt before they heard of a newcomer that it is here."""
         self._silent: dict[int, int] = {}
         self._told: set[int] = set()
         self._probed = -PROBED_EVERY
@@ -262,9 +278,11 @@ class _Attempt:
         return q in self.gone or self._silent.get(q, 0) >= UNANSWERED
 
     def _check(self, answer: Mapping[str, Any]) -> None:
-        """Ends this process if the others have gone on without it."""
-        later = not self._own["newcomer"] and answer["generation"] > self._own["generation"]
-        if later and _places(answer).get(self._box.number) != self._box.place:
+        """Ends this process if the others have gone on without it; one that only comes tries again."""
+        without = _places(answer).get(self._box.number) != self._box.place
+        if self._own["newcomer"]:
+            self.overtaken |= without and answer["generation"] >= self._own["attempt"]
+        elif without and answer["generation"] > self._own["generation"]:
             raise LeftOutError(
                 f"the others went on without process {self._box.number}, which did not answer them in time; start it "
                 "again to let it join them"

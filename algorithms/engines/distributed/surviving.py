@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -67,6 +67,8 @@ class Surviving:
         self._reached, self._count, self._behind = 0, 0, 0
         self._pending: set[int] | None = None
         """The parts that have begun to go on with this group; None if all have."""
+        self._full: tuple[Any, Sequence[int]] = wire.group, wire.present
+        """The group with those that come, who are with the others from its first step on."""
         self._inside: int | None = None
         self._under_way: dict[int, Ticket] = {}
         self._newcomer = False
@@ -97,20 +99,21 @@ class Surviving:
         if self._pending is None or t < self.begins or k in self._pending:
             return
         assert self.host is not None
-        pending = self._pending
-        try:
-            self.host.reform(k)
-        except PeerError:
-            if self._pending is pending:
-                raise
-            return  # somebody else was lost: it is for the next group
-        pending.add(k)
+        if not self._pending:
+            try:
+                self.host.align(self.first)
+            except PeerError:
+                return  # somebody else was lost: it is for the next group
+            self.wire.reform(*self._full)
+        self.host.reform(k)
+        self._pending.add(k)
         if len(self._pending) == self.host.parts:
             self._pending = None
             for newcomer in self.membership.now.newcomers:
                 if self._donor(newcomer) == self.wire.rank:
                     with self._surviving():
-                        hand_over(self.wire, self.host, newcomer, self.begins)
+                        given = {"count": self._count, "host": self.host.give(self.begins, newcomer)}
+                        hand_over(self.wire, given, newcomer, self.begins)
 
     def post(self, t: int, value: Tensor, what: str = "exchange") -> Ticket:
         """As in `Exchange`."""
@@ -180,21 +183,23 @@ class Surviving:
 
     def join(self, host: Host) -> None:
         """For a process that was started again: becomes a member, and takes over where the others are."""
-        self.host, self._newcomer = host, True
-        self.membership.visit()
+        self._newcomer = True
+        host.welcome(self.membership.visit())
         why: str | PeerError = f"process {self.wire.rank} was started again"
         while True:
             self._reform(why)
             try:
-                for k in range(host.parts):
-                    host.reform(k)
                 given = take_over(self.wire, self._donor(self.wire.rank), self.begins)
                 break
             except PeerError as error:
                 why = error
         self._newcomer, self._pending = False, None
-        self._reached, self._count = self.begins, self._behind
-        host.receive(given)
+        self._reached, self._count = self.begins, given["count"]
+        host.receive(given["host"])
+
+    def serve(self, host: Host) -> None:
+        """Whose exchange it is."""
+        self.host, self.membership.facts = host, host.facts
 
     def _attend(self) -> None:
         if self.membership.called:
@@ -218,13 +223,14 @@ class Surviving:
             count = self._count + (self._inside is not None)
             lost = why.peer if isinstance(why, PeerError) else None
             members = self.membership.agree(self._reached, count, str(why), lost=lost, newcomer=self._newcomer)
-            alone = len(members.numbers) == 1
-            group = None if alone else self._transport.connected(members, self.membership)
-            if alone or group is not None:
+            groups = self._transport.connected(members, self.membership)
+            if groups is not None:
                 break
             why = "the group that was agreed upon did not come together"
         self.membership.commit(members)
-        self.wire.reform(group, members.numbers)
+        been = [q for q in members.numbers if q not in members.newcomers]
+        self._full = groups.full, members.numbers
+        self.wire.reform(*(self._full if self._newcomer else (groups.been, been)))
         self._exchange.rounds = Rounds(self._among(members.numbers), self.wire.rank, self.wire.size)
         self.begins, self._behind, self._pending = members.step, members.count, set()
         if members.leader == self.wire.rank:

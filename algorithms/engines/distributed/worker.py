@@ -163,8 +163,6 @@ class LoopWorker:
 
     def reform(self, k: int) -> None:
         """The algorithm's memory of a bucket starts anew, among other workers than before."""
-        if getattr(self.algorithm, "equal", False) and isinstance(self.exchange, Surviving):
-            self.wire.broadcast(self.points[k], self.exchange.first, what="start of a new group", step=self.t)
         self.points[k], self.states[k] = reformed(self.algorithm, self.points[k], self.states[k])
 
     def means(self) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,9 @@ def mute() -> Iterator[Place]:
 
 def test_a_letter_is_kept_and_answered_by_what_the_receiver_says_of_itself() -> None:
     one, other = boxes(2)
-    other.status = {"step": 7}
+    other.answer = lambda letter: {"step": 7, "to": letter["kind"]}
     outcome, answer = one.send(other.place, {**HI, "why": 1.5})
-    assert (outcome, answer) == ("delivered", {"step": 7})
+    assert (outcome, answer) == ("delivered", {"step": 7, "to": "hi"})
     assert other.letter("hi", 0) == {**HI, "why": 1.5, "from": 0}
     assert other.letters("hi") == {0: {**HI, "why": 1.5, "from": 0}}
     assert other.letter("hi", 1) is None
@@ -176,6 +177,28 @@ def test_one_that_lives_may_take_a_moment_to_say_why() -> None:
     closed(dead)
     threading.Timer(0.3, lambda: two.leave(3, 2, "two lost dead")).start()
     assert one.first(one.leave(4, 1, "one lost two")).said == "two lost dead"
+
+
+def test_one_that_is_slow_to_answer_is_not_taken_for_gone() -> None:
+    one, two, dead = crowd(3)
+    closed(dead)
+
+    def slowly(letter: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(1.2)
+        return {}
+
+    own = one.leave(4, 1, "one lost two")
+    two._box.answer = slowly
+    threading.Timer(1.3, lambda: two.leave(3, 2, "two lost dead")).start()
+    assert one.first(own).said == "two lost dead"
+
+
+def test_a_second_death_without_a_word_is_not_the_first() -> None:
+    one, two, dead, second = crowd(4)
+    closed(dead), closed(second)
+    first = two.leave(7, 2, "two lost dead")
+    assert one.first(one.leave(8, 3, "one lost second")) == first
+    assert two.first(first) == first
 
 
 def test_where_nobody_knows_whom_it_is_who_does_not_answer() -> None:

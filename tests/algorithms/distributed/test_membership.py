@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -57,6 +58,15 @@ class Crowd:
         box.secret = self.boxes[0].secret
         self.boxes[q] = box
         return self.member(box, {**self.places, q: box.place})
+
+    def comes(self, again: Membership) -> Future[Members]:
+        """It wants in, and all have heard of it."""
+        coming = self.threads.submit(again.agree, 0, 0, "started again", newcomer=True)
+        until = time.monotonic() + SOON
+        while not all(member.called for member in self.members if member._box.close.alive):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return coming
 
     def agree(self, *numbers: int, steps: dict[int, int] | None = None) -> list[Members]:
         """What these agree on, all together."""
@@ -146,10 +156,31 @@ def test_one_that_was_started_again_is_let_in(crowd: Callable[..., Crowd]) -> No
     again = three.anew(1)
     again.visit()
     assert again.now.numbers == (0, 2)
-    comes = three.threads.submit(again.agree, 0, 0, "started again", newcomer=True)
+    comes = three.comes(again)
     found = [comes.result(SOON) for comes in (comes, three.begin(0, 20), three.begin(2, 21))]
     assert found[0] == found[1] == found[2]
     assert (found[0].numbers, found[0].newcomers, found[0].step, found[0].leader) == ((0, 1, 2), (1,), 22, 0)
+
+
+def test_one_that_comes_as_the_others_are_done_with_that_attempt_tries_the_next(crowd: Callable[..., Crowd]) -> None:
+    four = crowd(4)
+    four.gone(1)
+    four.commit(*four.agree(0, 2, 3))
+    again = four.anew(1)
+    again.visit()
+    four.gone(3)
+    four.commit(*four.agree(0, 2))  # the very attempt that it is about to take part in
+    comes = four.comes(again)
+    found = [comes.result(SOON) for comes in (comes, four.begin(0, 20), four.begin(2, 21))]
+    assert {(one.numbers, one.newcomers, one.generation) for one in found} == {((0, 1, 2), (1,), 3)}
+
+
+def test_one_that_nobody_lets_in_gives_up(crowd: Callable[..., Crowd]) -> None:
+    two = crowd(2, timeout=0.5)
+    again = two.anew(1)
+    again.visit()
+    with pytest.raises(LeftOutError, match=r"process 0 of the run let nobody in for 0.5 s"):
+        again.agree(0, 0, "started again", newcomer=True)
 
 
 def test_one_that_comes_back_before_anybody_has_missed_it(crowd: Callable[..., Crowd]) -> None:
@@ -157,7 +188,7 @@ def test_one_that_comes_back_before_anybody_has_missed_it(crowd: Callable[..., C
     three.gone(0)
     again = three.anew(0)
     again.visit()
-    comes = three.threads.submit(again.agree, 0, 0, "started again", newcomer=True)
+    comes = three.comes(again)
     found = [comes.result(SOON) for comes in (comes, three.begin(1), three.begin(2))]
     assert {(one.numbers, one.newcomers, one.leader) for one in found} == {((0, 1, 2), (0,), 1)}, "it does not decide"
 
