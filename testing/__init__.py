@@ -16,6 +16,7 @@ from dissensus.testing.algorithm_laws import ALGORITHM_LAWS, check_algorithm, va
 from dissensus.testing.dense_report import dense_report
 from dissensus.testing.dense_topologies import dense_rounds
 from dissensus.testing.engine_laws import ENGINE_LAWS, check_engine
+from dissensus.testing.event_driven import simulated_all_reduce_times, simulated_finish_times
 from dissensus.testing.laws.verdict import Verdict
 from dissensus.testing.mutants import MUTANTS, Mutant, mutant_table
 from dissensus.testing.strategies import (
@@ -53,6 +54,8 @@ __all__ = [
     "push_sum_matrices",
     "schedules",
     "seeds",
+    "simulated_all_reduce_times",
+    "simulated_finish_times",
     "topologies",
     "variants",
 ]
