@@ -168,6 +168,19 @@ def test_all_reduce_is_exact(begins: float | None, buckets: int) -> None:
     assert exact == pytest.approx(steps[-1] / 40_000, abs=0.012)
 
 
+def test_unequal_buckets_are_sent_one_after_another() -> None:
+    computed = drawn(Gamma(0.5), 50, 4)
+    equal = [(0.4 + 0.6 * b / 5, 0.2) for b in range(1, 6)]
+    np.testing.assert_allclose(
+        all_reduce_times(0.9, computed, buckets=equal), all_reduce_times(0.9, computed, begins=0.4, buckets=5)
+    )
+    late = all_reduce_times(1.0, np.ones((1, 2)), buckets=[(0.25, 0.5), (1.0, 0.5)])
+    assert late[-1] == 1.5
+    assert all_reduce_times(2.0, np.ones((1, 2)), buckets=[(0.25, 0.5), (1.0, 0.5)])[-1] == 2.25
+    with pytest.raises(MixingError, match="shares that sum to 1"):
+        all_reduce_times(1.0, computed, buckets=[(0.5, 0.5)])
+
+
 CASES = [(c, n, d, o, t) for c in COMPUTES for n, t in ((2, "ring"), (8, "one-peer-exponential"), (9, "star"))
          for d in (0.3, 1.1) for o in ORDERS]  # fmt: skip
 
@@ -209,6 +222,17 @@ def test_without_noise_the_regime_is_exact() -> None:
     assert noiseless_regime(0.5, 2.1) is None
     (found,) = Rivals(1.0, 16).guaranteed_regime(0.3, Constant())
     assert found == pytest.approx((0.3, 10 / 3), rel=1e-4)
+
+
+def test_the_regime_ends_where_it_ends_however_far_out() -> None:
+    """Speed-up (1 + gamma) / max(1, omega gamma)."""
+    (found,) = Rivals(0.9, 8).guaranteed_regime(0.1115, Constant())
+    high = 1 / (1.1115 * 0.9 - 1)
+    assert high > 2000
+    assert found == pytest.approx((0.1115, high), rel=1e-6)
+    ((low, _),) = Rivals(0.9, 8).guaranteed_regime(0.0005, Constant())
+    assert low == pytest.approx(0.0005, rel=1e-4)
+    assert Rivals(0.0, 8).guaranteed_regime(0.2, Constant()) == [(pytest.approx(0.2), np.inf)]
 
 
 @pytest.mark.parametrize(("sigma", "omega"), [(0.1, 16 / 30), (0.2, 1.0), (0.3, 0.33)])

@@ -46,7 +46,7 @@ import numpy as np
 from scipy import optimize, special
 
 from dissensus.theory.runtime.compute import SCORES, SHARES, Compute, expected_longest, longest
-from dissensus.theory.runtime.recursion import Order, Round, all_reduce_step
+from dissensus.theory.runtime.recursion import Buckets, Order, Round, all_reduce_step
 
 CUTS = (12.0, 9.0, 7.0, 6.0, 5.0, 4.5, 4.0, 3.5, 3.0, 2.5)
 """Scores at which computing times are cut in the path bound; beyond the first there is nothing to be seen."""
@@ -63,7 +63,7 @@ class Bounds:
 
 
 def all_reduce_pace(
-    compute: Compute, n: int, communication: float, *, begins: float | None = None, buckets: int = 1
+    compute: Compute, n: int, communication: float, *, begins: float | None = None, buckets: Buckets = 1
 ) -> float:
     """T of all-reduce among n workers with independent times, exact."""
     return expected_longest(compute, n, lambda slowest: all_reduce_step(slowest, communication, begins, buckets))

@@ -15,7 +15,8 @@ another, bucket b once everybody has done the share $f + (1-f)b/B$ of its comput
 
 $$ \max\Bigl(\max_j c_j + \tfrac gB,\ \bigl(f + \tfrac{1-f}B\bigr)\max_j c_j + g\Bigr), $$
 
-because bucket b, if those after it never wait, is the reason for $r_b \max c + (B-b+1)g/B$, which is linear in b.
+because bucket b, if those after it never wait, is the reason for $r_b \max c + (B-b+1)g/B$, which is linear in b. Where
+buckets are not alike, it is the largest of these.
 
 The recursions are ours (what the literature says of its own was not to be had); `dissensus.testing` holds an
 event-driven simulation that knows none of them.
@@ -32,6 +33,8 @@ import numpy as np
 from dissensus.theory.errors import MixingError
 
 Order = Literal["awc", "atc", "cta"]
+Buckets = int | Sequence[tuple[float, float]]
+"""How many equal buckets, or of each the share of computing after which it is ready and its share of the bytes."""
 ORDERS: tuple[Order, ...] = ("awc", "atc", "cta")
 
 
@@ -109,17 +112,23 @@ def finish_times(rounds: Sequence[Round], computed: np.ndarray, *, order: Order 
 
 
 def all_reduce_times(
-    communication: float, computed: np.ndarray, *, begins: float | None = None, buckets: int = 1
+    communication: float, computed: np.ndarray, *, begins: float | None = None, buckets: Buckets = 1
 ) -> np.ndarray:
     """When all have ended each step of all-reduce: (K + 1,). `begins` is the share of computing before any is sent."""
     check_computed(computed)
     return np.concatenate([[0.0], np.cumsum(all_reduce_step(computed.max(axis=1), communication, begins, buckets))])
 
 
-def all_reduce_step(slowest: np.ndarray, communication: float, begins: float | None, buckets: int) -> np.ndarray:
+def all_reduce_step(slowest: np.ndarray, communication: float, begins: float | None, buckets: Buckets) -> np.ndarray:
     """How long a step takes in which the slowest computes so long."""
     if not (np.isfinite(communication) and communication >= 0):
         raise MixingError(f"communication must be finite and not negative, got {communication}")
+    if not isinstance(buckets, int):
+        ready, shares = np.array(buckets, dtype=np.float64).T
+        if ready.min() < 0 or ready.max() > 1 or shares.min() < 0 or not np.isclose(shares.sum(), 1.0):
+            raise MixingError(f"buckets are ready after shares in [0, 1] and have shares that sum to 1, got {buckets}")
+        after = np.cumsum(shares[::-1])[::-1]
+        return np.max([r * slowest + communication * rest for r, rest in zip(ready, after, strict=True)], axis=0)
     if begins is None:
         return slowest + communication
     if not (0 <= begins <= 1 and buckets >= 1):

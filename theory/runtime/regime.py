@@ -39,7 +39,7 @@ from scipy import optimize
 from dissensus.theory.errors import MixingError
 from dissensus.theory.runtime.closed_forms import all_reduce_pace, path_bound
 from dissensus.theory.runtime.compute import SCORES, SHARES, Compute, longest
-from dissensus.theory.runtime.recursion import Order
+from dissensus.theory.runtime.recursion import Buckets, Order
 
 SEARCHED = np.geomspace(1e-3, 1e3, 61)
 """Where ends of an interval of gamma are looked for."""
@@ -56,7 +56,7 @@ class Rivals:
     order: Order = "awc"
     begins: float | None = None
     """The share of computing after which all-reduce begins to send; None if it waits for all of it."""
-    buckets: int = 1
+    buckets: Buckets = 1
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.omega) and self.omega >= 0):
@@ -73,32 +73,40 @@ class Rivals:
             everybody = float(SHARES @ np.maximum(longest(compute, self.n), delay))
         else:
             everybody = float(SHARES @ longest(compute, self.n)) + delay
+        if everybody <= self._lower(delay, compute) * (1 + 1e-9):
+            return self._all_reduce(gamma, compute) / everybody
         paths = path_bound([(delay, self.heard)], compute, self.n, order=self.order)
         return self._all_reduce(gamma, compute) / min(everybody, paths)
 
     def possible_speedup(self, gamma: float, compute: Compute) -> float:
         """All-reduce over a lower bound of the schedule: it is at most so many times as fast."""
-        times, delay = compute.at(SCORES), self.omega * gamma
-        lower = np.maximum(times, delay) if self.order == "awc" else times + delay
-        return self._all_reduce(gamma, compute) / float(SHARES @ lower)
+        return self._all_reduce(gamma, compute) / self._lower(self.omega * gamma, compute)
 
     def guaranteed_regime(self, margin: float, compute: Compute) -> list[tuple[float, float]]:
-        """The intervals of gamma in which the schedule is for certain faster by the margin; 0 and inf where open."""
-        found: list[tuple[float, float]] = []
-        excess = [self.guaranteed_speedup(g, compute) - 1 - margin for g in SEARCHED]
-        begins = 0.0 if excess[0] >= 0 else None
-        for low, high, before, after in zip(SEARCHED, SEARCHED[1:], excess, excess[1:], strict=False):
-            if (before >= 0) == (after >= 0):
-                continue
-            crosses = float(
-                optimize.brentq(lambda g: self.guaranteed_speedup(g, compute) - 1 - margin, low, high, xtol=1e-6)
-            )
-            if begins is None:
-                begins = crosses
-            else:
-                found.append((begins, crosses))
-                begins = None
-        return found if begins is None else [*found, (begins, np.inf)]
+        """The intervals of gamma in which the schedule is for certain faster by the margin.
+
+        Ends are found between neighbours of `SEARCHED`; an interval that lies between two of them is not seen.
+        """
+
+        def excess(gamma: float) -> float:
+            return self.guaranteed_speedup(gamma, compute) - 1 - margin
+
+        grid = [0.0, *SEARCHED]
+        if self.omega * (1 + margin) > 1:  # it ends somewhere: far out the speed-up is 1 / omega
+            while excess(grid[-1]) >= 0:
+                grid.append(10 * grid[-1])
+        signs = [excess(gamma) >= 0 for gamma in grid]
+        ends = [
+            float(optimize.brentq(excess, low, high, xtol=1e-9, rtol=1e-9))
+            for low, high, before, after in zip(grid, grid[1:], signs, signs[1:], strict=False)
+            if before != after
+        ]
+        ends = ([0.0] if signs[0] else []) + ends + ([np.inf] if signs[-1] else [])
+        return list(zip(ends[::2], ends[1::2], strict=True))
+
+    def _lower(self, delay: float, compute: Compute) -> float:
+        times = compute.at(SCORES)
+        return float(SHARES @ (np.maximum(times, delay) if self.order == "awc" else times + delay))
 
     def _all_reduce(self, gamma: float, compute: Compute) -> float:
         return all_reduce_pace(compute, self.n, gamma, begins=self.begins, buckets=self.buckets)

@@ -64,7 +64,8 @@ def pace(
         order: what waits for what.
         every: only every so many-th step exchanges.
         speeds: (n,), how many times as long each worker computes.
-        iterations: steps of each replica, warm-up included.
+        iterations: steps of each replica, the first fifth as warm-up. On a graph on which news travels slowly (a static
+            ring of a thousand) take as many as there are workers, or the mean is that of the beginning.
         replicas: independent copies; by default so many that arrays fill the cache.
         seed: of the scores.
     """
