@@ -17,6 +17,7 @@ VERBS: dict[str, str] = {
     "demo": "train, probe and report: the whole thread on real data in under two minutes",
     "simulate": "train n workers in this process: a configuration file, or exact quadratics (--problem)",
     "train": "the same run on many processes: under torchrun, or started here with --nproc",
+    "plan": "when decentralization pays: schedules ranked on a cluster, machines measured, workers placed",
     "topology": "who mixes with whom: validity, spectrum, contraction, traffic",
     "theory": "what theory says: stationary disagreement, exponents, bounds, certificates, the ledger of tightness",
     "probe": "curvature and disagreement of a finished run, a file of weights, or a model",
@@ -28,10 +29,6 @@ VERBS: dict[str, str] = {
 """Every verb and its line of help, so that `--help` need not load any of them."""
 
 UNBUILT: dict[str, tuple[str, str]] = {
-    "plan": (
-        "when decentralization pays: the runtime model",
-        "`dissensus topology --compare` ranks by contraction and traffic",
-    ),
     "verify": (
         "claims of the literature, put to the test",
         "`dissensus study` compares arms with a rule fixed beforehand",

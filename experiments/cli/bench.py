@@ -14,7 +14,9 @@ PARTS_OF_OURS = ("gradients", "mixing", "move", "rest")
 
 def configure(parser: Parser) -> None:
     """The options of the verb."""
-    parser.add_argument("what", choices=["theory", "simulate", "probes", "distributed"], help="which benchmark")
+    parser.add_argument(
+        "what", choices=["theory", "simulate", "probes", "distributed", "runtime"], help="which benchmark"
+    )
     parser.add_argument(
         "--scale", choices=["small", "full"], default="small", help="full takes minutes: more workers, larger sizes"
     )
@@ -24,7 +26,8 @@ def configure(parser: Parser) -> None:
         type=lambda text: text.split(","),
         help="of simulate: only some of limit, processes, loop, memory; "
         "of probes: of products, trace, eigenvalues, end-to-end, coverage; "
-        "of distributed: of loopback, bandwidth, latency, noise, memory",
+        "of distributed: of loopback, bandwidth, latency, noise, memory; "
+        "of runtime: of simulator, validation (6 minutes), replays",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
@@ -46,6 +49,12 @@ def run(args: argparse.Namespace) -> int:
         from dissensus.experiments.cli.bench_distributed import show_distributed
 
         result, show = bench_distributed(args.scale, parts=args.only or DISTRIBUTED_PARTS), show_distributed
+    elif args.what == "runtime":
+        from dissensus.experiments.bench.runtime import PARTS as RUNTIME_PARTS
+        from dissensus.experiments.bench.runtime import bench_runtime
+        from dissensus.experiments.cli.bench_runtime import show_runtime
+
+        result, show = bench_runtime(args.scale, parts=args.only or RUNTIME_PARTS), show_runtime
     elif args.only:
         raise ConfigError(f"--only {','.join(args.only)} is for `bench simulate`; `bench {args.what}` has no parts")
     else:

@@ -120,7 +120,9 @@ def speedup_surface(
     value = together / found.value
     levels = np.linspace(s[0], s[-1], strips + 1) if strips else s[:0]
     guaranteed = _refined(lambda d: tuple(rivals.guaranteed_regime(margin, LogNormal(d))), levels.tolist(), g)
-    title = f"{topology.name}, {topology.size} workers, {order}, ω = {omega:g}, all-reduce {_overlap(begins, buckets)}"
+    title = (
+        f"{topology.name}, {topology.size} workers, {order}, ω = {omega:.3g}, all-reduce {_overlap(begins, buckets)}"
+    )
     return SpeedupSurface(g, s, value, value * found.standard_error / found.value, margin, guaranteed, title)
 
 

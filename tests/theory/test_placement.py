@@ -22,8 +22,11 @@ from dissensus.theory.runtime.placement import (
     bottleneck,
     clusters,
     data_centre,
+    eight_regions,
+    four_regions,
     place,
     random_placements,
+    spot_instances,
     two_universities,
 )
 from dissensus.theory.runtime.placement import cost as costs
@@ -357,6 +360,17 @@ def splits(n: int) -> list[list[int]]:
 
 def test_the_scenarios_hold_the_published_numbers() -> None:
     centre, places = data_centre(), two_universities()
+    spot, four, eight = spot_instances(), four_regions(), eight_regions()
+    for links in (spot, four, eight):
+        assert links.size == 64
+        assert links.is_symmetric
+    assert np.bincount((spot.bandwidth[~np.eye(64, dtype=bool)] > 1e10).astype(int)).tolist() == [64 * 63 - 96, 96]
+    assert (four.latency[0, 16], four.bandwidth[0, 16]) == (0.067, 1.15e9 / 8)  # Virginia to Oregon
+    assert (four.latency[16, 32], four.bandwidth[16, 32]) == (0.012, 1.25e9 / 8)  # Oregon to California
+    assert (four.latency[0, 1], four.bandwidth[0, 1]) == (0.005, 2e9 / 8)
+    assert (eight.latency[0, 24], eight.bandwidth[0, 24]) == (0.096, 0.523e9 / 8)  # Oregon to Tokyo
+    assert (eight.latency[24, 48], eight.bandwidth[24, 48]) == (0.223, 0.36e9 / 8)  # Tokyo to Frankfurt
+    assert len(np.unique(eight.latency[::8, ::8])) > 20
     assert centre.size == places.size == STAGES * GROUPS == 64
     assert (centre.bandwidth[0, 7], centre.bandwidth[0, 8]) == (100e9 / 8, 3.125e9 / 8)
     assert not centre.latency.any()

@@ -195,6 +195,15 @@ def test_the_pace_lies_between_its_bounds(compute: Compute, n: int, delay: float
     assert bounds.upper <= expected_longest(compute, n, lambda c: np.maximum(c, delay) if order == "awc" else c + delay)
 
 
+def test_rare_long_steps_are_in_the_bound() -> None:
+    """Cut away, they must be paid for."""
+    rare = Stragglers(Constant(), 0.002, 60.0)
+    rounds = even_rounds(topology("one-peer-exponential", 16), 0.5)
+    found = pace(rounds, rare, iterations=8000)
+    assert found.value[0, 0] - 4 * found.standard_error[0, 0] > mean(rare)
+    assert path_bound([(0.5, 2)], rare, 16) > found.value[0, 0] - 4 * found.standard_error[0, 0]
+
+
 def test_the_paths_do_not_know_how_many_workers_there_are() -> None:
     few, many = (path_bound([(0.5, 2)], LogNormal(0.1), n) for n in (16, 10**5))
     assert many == pytest.approx(few, abs=2e-4)
@@ -277,6 +286,13 @@ def test_who_shares_a_card_shares_its_bandwidth() -> None:
     assert aer < exponential
     twice = Cluster(4, 4, FOUR.inside, FOUR.between, cards=4)
     assert rounds_on(jumping, twice, 1e8)[2].delay.max() == pytest.approx(5e-5 + 1e8 / (25 * GB))
+
+
+@pytest.mark.parametrize("cards", [1, 2, 4])
+def test_groups_share_cards_as_messages_do(cards: int) -> None:
+    many = Cluster(4, 4, FOUR.inside, FOUR.between, cards)
+    across = rounds_on(topology("one-peer-hypercube", 16), many, 1e8, groups=True)[2]
+    np.testing.assert_allclose(across.delay, 2 * (5e-5 + 0.5e8 * (4 / cards) / (25 * GB)))
 
 
 def test_a_round_inside_the_nodes_does_not_touch_the_network() -> None:

@@ -15,6 +15,9 @@ from dissensus.theory.runtime.placement.scenarios import (
     Links,
     clusters,
     data_centre,
+    eight_regions,
+    four_regions,
+    spot_instances,
     two_universities,
 )
 from dissensus.theory.runtime.placement.search import Placed, Problem, RandomPlacements, place, random_placements
@@ -34,7 +37,10 @@ __all__ = [
     "bottleneck",
     "clusters",
     "data_centre",
+    "eight_regions",
+    "four_regions",
     "place",
     "random_placements",
+    "spot_instances",
     "two_universities",
 ]
