@@ -44,8 +44,7 @@ def launch(command: Sequence[str], count: int) -> Ending:
     with tempfile.TemporaryDirectory(prefix="dissensus-") as folder, _ended_like_ctrl_c():
         crew = _Crew(Path(folder))
         try:
-            crew.start(command, count)
-            return crew.follow()
+            return crew.run(command, count)
         finally:
             crew.close()
 
@@ -73,8 +72,16 @@ class _Crew:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._running: set[int] = set()
 
-    def start(self, command: Sequence[str], count: int) -> None:
-        """Starts them all."""
+    def run(self, command: Sequence[str], count: int) -> Ending:
+        """Starts them all and waits for the end of all; an interrupt may come at any moment from here on."""
+        try:
+            self._start(command, count)
+            return self._follow()
+        except KeyboardInterrupt:
+            self._interrupt()
+            return Ending(130)
+
+    def _start(self, command: Sequence[str], count: int) -> None:
         usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
         ours = {
             "WORLD_SIZE": str(count),
@@ -86,17 +93,12 @@ class _Crew:
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             self._start_one(command, rank, {**usual, **os.environ, **ours, **own})
 
-    def follow(self) -> Ending:
-        """Waits for the end of all."""
-        try:
-            failed = self._first_failure(until=None)
-            if failed is None:
-                return Ending(0)
-            self._end()
-            return self._ending(failed)
-        except KeyboardInterrupt:
-            self._interrupt()
-            return Ending(130)
+    def _follow(self) -> Ending:
+        failed = self._first_failure(until=None)
+        if failed is None:
+            return Ending(0)
+        self._end()
+        return self._ending(failed)
 
     def close(self) -> None:
         """Nothing is left behind."""

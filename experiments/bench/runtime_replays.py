@@ -210,7 +210,10 @@ def _solved(page: Published, n: int, assumed: Assumed) -> tuple[float, bool]:
         return _all_reduce(cluster, compute, size, assumed) - target
 
     low = target / 100
-    return (low, False) if excess(low) >= 0 else (float(optimize.brentq(excess, low, target, xtol=1e-9)), True)
+    if excess(low) >= 0:
+        return low, False
+    root: Any = optimize.brentq(excess, low, target, xtol=1e-9)
+    return float(root), True
 
 
 def _sign(times: dict[Who, float], a: Who, b: Who) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from dissensus.experiments.cli.output import print_json, print_table
 from dissensus.experiments.cli.parsing import UsageError
+from dissensus.experiments.cli.together import as_one_of_them, check_not_started, start
 
 if TYPE_CHECKING:
     from dissensus.experiments.planning.calibration import Calibration
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 def calibrate(args: argparse.Namespace) -> int:
     """Starts the processes, or is one of them."""
     from dissensus.experiments.cli.plan import parameters_of
-    from dissensus.experiments.processes import check_backend, count, launched
+    from dissensus.experiments.processes import check_backend, count
 
     there = count()
     parameters_of(args.parameters)
     if args.nproc is not None and args.nproc < 2:
         raise UsageError(f"plan: links are between processes: --nproc must be at least 2, got {args.nproc}")
-    if args.nproc is not None and there is not None and not launched():
-        raise UsageError(f"plan: {there} processes were started already (by torchrun?): leave --nproc out")
+    check_not_started("plan", args.nproc)
     if (there or args.nproc or 1) < 2:
         raise UsageError("plan: links are between processes: start them by torchrun, or here with --nproc N")
     if not args.calibrate.parent.is_dir():
@@ -33,31 +32,8 @@ def calibrate(args: argparse.Namespace) -> int:
     if args.backend is not None:
         check_backend(args.backend)
     if there is not None:
-        return _one_of_them(args)
-    from dissensus.experiments.launcher import launch
-
-    ending = launch([sys.executable, "-m", "dissensus", "plan", *args.given], args.nproc)
-    if ending.said:
-        print(f"dissensus: plan: {ending.said}", file=sys.stderr)
-    return ending.code
-
-
-def _one_of_them(args: argparse.Namespace) -> int:
-    from dissensus.experiments.errors import ConfigError
-    from dissensus.experiments.processes import end
-    from dissensus.theory.errors import DissensusError
-
-    try:
-        return _measure(args)
-    except KeyboardInterrupt:
-        print("dissensus: interrupted", file=sys.stderr)
-        end(130)
-    except (DissensusError, UsageError) as error:
-        print(f"dissensus: plan: {error}", file=sys.stderr)
-        end(2 if isinstance(error, UsageError | ConfigError) else 1)
-    except Exception:
-        traceback.print_exc()
-        end(1)
+        return as_one_of_them("plan", lambda: _measure(args))
+    return start("plan", args.given, args.nproc or 2)
 
 
 def _measure(args: argparse.Namespace) -> int:

@@ -7,13 +7,12 @@ for them and ends as they do. With neither, one process has all workers.
 from __future__ import annotations
 
 import argparse
-import sys
-import traceback
 from pathlib import Path
 
 from dissensus.experiments.cli import problem
 from dissensus.experiments.cli.parsing import Parser, UsageError
 from dissensus.experiments.cli.running import cell_of, configure_cell, train_cell
+from dissensus.experiments.cli.together import as_one_of_them, check_not_started, start
 
 
 def configure(parser: Parser) -> None:
@@ -36,13 +35,12 @@ def configure(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Starts the processes, or is one of them."""
-    from dissensus.experiments.processes import check_backend, count, launched
+    from dissensus.experiments.processes import check_backend, count
 
     there = count()
     if args.nproc is not None and args.nproc < 1:
         raise UsageError(f"train: --nproc is a number of processes, at least 1, got {args.nproc}")
-    if args.nproc is not None and there is not None and not launched():
-        raise UsageError(f"train: {there} processes were started already (by torchrun?): leave --nproc out")
+    check_not_started("train", args.nproc)
     if not args.timeout > 0:
         raise UsageError(f"train: --timeout is a number of seconds above 0, got {args.timeout:g}")
     if args.trace is not None and not args.trace.parent.is_dir():
@@ -53,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
         problem.refuse_without_problem(args)
     _check_workers(args, there or args.nproc or 1)
     if there is not None:
-        return _one_of_them(args)
-    return _start(args) if (args.nproc or 1) > 1 else _train(args)
+        return as_one_of_them("train", lambda: _train(args))
+    return start("train", args.given, args.nproc or 1) if (args.nproc or 1) > 1 else _train(args)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -76,34 +74,6 @@ def _train(args: argparse.Namespace) -> int:
             run_cell(cell_of(args), out, processes=processes, resume=args.resume, trace=args.trace)
         processes.leave(code)
     return code
-
-
-def _one_of_them(args: argparse.Namespace) -> int:
-    """The same as one of several, which ends at once where something fails, so that the others notice."""
-    from dissensus.experiments.errors import ConfigError
-    from dissensus.experiments.processes import end
-    from dissensus.theory.errors import DissensusError
-
-    try:
-        return _train(args)
-    except KeyboardInterrupt:
-        print("dissensus: interrupted", file=sys.stderr)
-        end(130)
-    except (DissensusError, UsageError) as error:
-        print(f"dissensus: train: {error}", file=sys.stderr)
-        end(2 if isinstance(error, UsageError | ConfigError) else 1)
-    except Exception:
-        traceback.print_exc()
-        end(1)
-
-
-def _start(args: argparse.Namespace) -> int:
-    from dissensus.experiments.launcher import launch
-
-    ending = launch([sys.executable, "-m", "dissensus", "train", *args.given], args.nproc)
-    if ending.said:
-        print(f"dissensus: train: {ending.said}", file=sys.stderr)
-    return ending.code
 
 
 def _check_workers(args: argparse.Namespace, processes: int) -> None:

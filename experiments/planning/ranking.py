@@ -52,7 +52,7 @@ class Row:
     """One schedule on the machine."""
 
     topology: str
-    order: str
+    order: Order
     iteration_seconds: float
     standard_error: float
     speedup: float

@@ -105,10 +105,10 @@ def together_again(run: Run, *came: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("graph", "name", "fused"),
     [
-        ("ring", "dsgd", False),
+        pytest.param("ring", "dsgd", False, marks=pytest.mark.slow),
         ("one-peer-exponential", "sgp", False),
-        ("ring", "gradient-tracking", False),
-        ("ring", "qg-dsgdm", False),
+        pytest.param("ring", "gradient-tracking", False, marks=pytest.mark.slow),
+        pytest.param("ring", "qg-dsgdm", False, marks=pytest.mark.slow),
         ("ring", "allreduce", False),
         ("ring", "dsgd", True),
     ],

@@ -194,8 +194,9 @@ def test_presets_and_models_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(listed["clusters"]) == set(PRESETS)
     assert {name: one["parameters"] for name, one in listed["models"].items()} == {k: n for k, (n, _) in MODELS.items()}
     for name in PRESETS:
-        found = planned(capsys, "wrn-16-8", "--cluster", name, "--compute", "0.1", "--sigma", "0.1")
-        assert found["rows"]
+        few = ("--topology", "one-peer-exponential", "aer")
+        found = planned(capsys, "wrn-16-8", "--cluster", name, "--compute", "0.1", "--sigma", "0.1", *few)
+        assert len(found["rows"]) == 2
         assert found["workers"] == PRESETS[name][0].size
     assert main(["plan", "124M", "--cluster", "a100-ib", "--compute", "0.2"]) == 0
     out = capsys.readouterr().out

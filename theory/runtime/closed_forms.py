@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import optimize, special
@@ -100,7 +101,7 @@ def path_bound(rounds: Sequence[tuple[float, int]], compute: Compute, n: int, *,
             return float(sum(per_round) / len(rounds) / theta)
 
         top = np.log(LARGEST_EXPONENT / max(1.0, within[-1], *(d for d, _ in kinds)))
-        found = optimize.minimize_scalar(per_step, bounds=(-7.0, top), method="bounded", options={"xatol": 1e-6})
+        found: Any = optimize.minimize_scalar(per_step, bounds=(-7.0, top), method="bounded", options={"xatol": 1e-6})
         best = min(best, float(found.fun) + beyond)
     return best
 
@@ -114,9 +115,10 @@ def explicit_bound(deviation: float, delay: float, heard: int, *, order: Order =
 
 def _log_moment(theta: float, within: np.ndarray, delay: float, heard: int, order: Order) -> float:
     if order == "awc":
-        stays = special.logsumexp(theta * np.maximum(within, delay), b=SHARES)
+        stays: Any = special.logsumexp(theta * np.maximum(within, delay), b=SHARES)
         return float(np.logaddexp(stays, np.log(heard - 1) + theta * delay) if heard > 1 else stays)
-    return float(special.logsumexp(theta * within, b=SHARES) + np.log(heard) + theta * delay)
+    moment: Any = special.logsumexp(theta * within, b=SHARES)
+    return float(moment + np.log(heard) + theta * delay)
 
 
 def _heard(one: Round) -> int:

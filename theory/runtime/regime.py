@@ -32,6 +32,7 @@ n large enough the lower end is gone: without any cost of communication the sche
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import optimize
@@ -96,8 +97,9 @@ class Rivals:
             while excess(grid[-1]) >= 0:
                 grid.append(10 * grid[-1])
         signs = [excess(gamma) >= 0 for gamma in grid]
+        solve: Any = optimize.brentq
         ends = [
-            float(optimize.brentq(excess, low, high, xtol=1e-9, rtol=1e-9))
+            float(solve(excess, low, high, xtol=1e-9, rtol=1e-9))
             for low, high, before, after in zip(grid, grid[1:], signs, signs[1:], strict=False)
             if before != after
         ]

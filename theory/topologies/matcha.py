@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -121,7 +122,7 @@ def best_weight(n: int, parts: Sequence[np.ndarray], p: np.ndarray) -> float:
 
     # beyond 2/lambda_n the top eigenvector of the mean Laplacian alone expands
     limit = 2.0 / float(np.linalg.eigvalsh(first)[-1])
-    found = minimize_scalar(
+    found: Any = minimize_scalar(
         contraction, bounds=(0.0, limit), method="bounded", options={"xatol": 1e-12, "maxiter": 200}
     )
     return float(found.x)
