@@ -47,6 +47,7 @@ def configure(parser: Parser) -> None:
     group.add_argument(
         "--order", choices=["awc", "atc", "cta"], default="awc", help="what waits for what (default awc)"
     )
+    group.add_argument("--every", type=int, default=1, metavar="H", help="exchange every H-th step only (default 1)")
     group.add_argument("--message-dtype", choices=["float32", "bfloat16"], default="float32", help="of an exchange")
     group.add_argument(
         "--begins", type=float, default=0.4, metavar="F", help="share of computing before all-reduce sends"
@@ -143,6 +144,7 @@ def _rank(args: argparse.Namespace) -> int:
         parameters,
         topologies=args.topology,
         order=args.order,
+        every=args.every,
         message_bytes=2 if args.message_dtype == "bfloat16" else 4,
         begins=args.begins,
         buckets=args.buckets,

@@ -31,7 +31,8 @@ def draw(plan: Plan, machine: Machine, folder: Path) -> None:
     begins, buckets = plan.begins, plan.buckets
     n = min(plan.workers, MOST_ROWS)
     delay = best.exchange_seconds / unit
-    small = _of_size(best.topology, n) or topology("one-peer-ring", n)
+    name = best.topology.split(",")[0]  # without its local steps
+    small = _of_size(name, n) or topology("one-peer-ring", n)
     told = timeline(
         even_rounds(small, delay),
         machine.compute,
@@ -43,7 +44,7 @@ def draw(plan: Plan, machine: Machine, folder: Path) -> None:
     )
     save(timeline_figure(told), folder / "timeline.png")
     omega = best.exchange_seconds / plan.all_reduce_seconds
-    whole = _of_size(best.topology, plan.workers) or small
+    whole = _of_size(name, plan.workers) or small
     spread = deviation(machine.compute)
     surface = speedup_surface(
         whole,
@@ -57,10 +58,10 @@ def draw(plan: Plan, machine: Machine, folder: Path) -> None:
         iterations=400,
     )
     save(surface_figure(surface, Mark(plan.gamma, spread, machine.name)), folder / "surface.png")
-    sizes = [size for size in SIZES if _of_size(best.topology, size) is not None]
+    sizes = [size for size in SIZES if _of_size(name, size) is not None]
     if len(sizes) > 1:
         found = speedup_by_size(
-            lambda size: topology(best.topology, size),
+            lambda size: topology(name, size),
             lambda size: omega * (1 - 1 / plan.workers) / (1 - 1 / size),
             plan.gamma,
             deviations=sorted({0.0, 0.1, round(spread, 3), 0.4}),

@@ -12,16 +12,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.planning.machines import Machine
 from dissensus.theory.analysis import report
 from dissensus.theory.errors import DissensusError
+from dissensus.theory.mixing import MixingMatrix
 from dissensus.theory.registry import topology
 from dissensus.theory.runtime import Order, Round, all_reduce_pace, pace, pace_bounds
 from dissensus.theory.runtime.recursion import all_reduce_step
 from dissensus.theory.runtime.simulation import all_reduce_slowest
-from dissensus.theory.topology import Topology
+from dissensus.theory.topology import Topology, from_matrices
 
 MODELS: dict[str, tuple[int, str]] = {
     "resnet50": (25_557_032, "ResNet-50 for ImageNet"),
@@ -107,6 +109,7 @@ def make_plan(
     *,
     topologies: Sequence[str] = (),
     order: Order = "awc",
+    every: int = 1,
     message_bytes: int = 4,
     begins: float = 0.4,
     buckets: int = 10,
@@ -121,6 +124,7 @@ def make_plan(
         parameters: how many the model has.
         topologies: names; those that fit of `CANDIDATES` if none are given.
         order: what waits for what.
+        every: only every so many-th step exchanges (local steps); all-reduce does at every step.
         message_bytes: bytes of a parameter in an exchange; all-reduce takes 4, those of its gradient.
         begins: the share of computing after which an all-reduce that overlaps begins to send.
         buckets: how many it sends one after another.
@@ -128,8 +132,8 @@ def make_plan(
         iterations: simulated.
         seed: of the simulation.
     """
-    if parameters < 1:
-        raise ConfigError(f"a model has at least one parameter, got {parameters}")
+    if parameters < 1 or every < 1:
+        raise ConfigError(f"a model has at least one parameter, and every is at least 1, got {parameters} and {every}")
     n, unit = machine.size, machine.seconds
     sums = machine.all_reduce(4.0 * parameters)
     plain, overlapped = (
@@ -138,7 +142,7 @@ def make_plan(
     rows, left_out = [], {}
     for name in topologies or CANDIDATES:
         try:
-            chosen = _built(name, machine)
+            chosen = _rarely(_built(name, machine), every)
             rounds = [_in_units(one, unit) for one in machine.rounds(chosen, float(message_bytes) * parameters)]
             rows.append(_row(chosen, rounds, machine, order, plain, overlapped, memory, iterations, seed))
         except DissensusError as error:
@@ -190,6 +194,19 @@ def _built(name: str, machine: Machine) -> Topology:
     if name in ("aer", "hierarchical") and machine.per_node > 1:
         return topology(name, machine.size, workers_per_node=machine.per_node)
     return topology(name, machine.size)
+
+
+def _rarely(chosen: Topology, every: int) -> Topology:
+    """Steps without exchange between the rounds of a topology."""
+    if every == 1:
+        return chosen
+    if chosen.period is None:
+        raise ConfigError(f"{chosen.name} is drawn at every step: it has no rounds to put local steps between")
+    silent = MixingMatrix.of(sp.eye_array(chosen.size, format="csr"))
+    rounds = [one for w in chosen.rounds for one in (*[silent] * (every - 1), w)]
+    return from_matrices(
+        rounds, name=f"{chosen.name}, every {every}", workers_per_node=chosen.workers_per_node, may_disconnect=True
+    )
 
 
 def _in_units(one: Round, unit: float) -> Round:

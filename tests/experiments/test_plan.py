@@ -77,6 +77,22 @@ def test_with_noise_it_is_the_runtime_model() -> None:
     assert row.neighbours_per_second == pytest.approx((row.effective_neighbours or 0) / row.iteration_seconds)
 
 
+def test_local_steps_make_an_exchange_cheaper_and_mix_less() -> None:
+    often, rarely = (
+        make_plan(Stated(FLAT, 0.5, LogNormal(0.1)), 25_000_000, topologies=["one-peer-exponential"], every=h).rows[0]
+        for h in (1, 4)
+    )
+    assert rarely.topology == "one-peer-exponential, every 4"
+    rounds = [
+        type(one)(one.senders, one.delay / 0.5) for one in rounds_on(topology("one-peer-exponential", 8), FLAT, 1e8)
+    ]
+    direct = pace(rounds, LogNormal(0.1), every=4, iterations=4000)
+    assert rarely.iteration_seconds == pytest.approx(0.5 * direct.value[0, 0], rel=0.01)
+    assert rarely.iteration_seconds < often.iteration_seconds
+    assert (rarely.effective_neighbours or 9) < (often.effective_neighbours or 0)
+    assert rarely.guaranteed_speedup <= rarely.speedup
+
+
 def test_rows_are_in_order_and_what_does_not_fit_is_left_out_with_the_reason() -> None:
     found = make_plan(Stated(Cluster(7, 1, Link(0, GB), Link(0, GB)), 0.1, LogNormal(0.1)), 10**6)
     times = [row.iteration_seconds for row in found.rows]

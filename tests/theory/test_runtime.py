@@ -134,6 +134,15 @@ def test_without_noise_the_pace_is_known(delay: float) -> None:
     assert bounds.lower <= bounds.upper + 1e-12
 
 
+def test_whole_cycles_are_counted() -> None:
+    """Three cheap rounds and a dear one, no noise: the mean is exact whatever the number of iterations."""
+    dear, cheap = (even_rounds(topology("ring", 4), d)[0] for d in (5.0, 0.0))
+    for iterations in (64, 70, 1001):
+        found = pace([cheap, cheap, dear, cheap], Constant(), every=3, iterations=iterations)
+        assert found.value[0, 0] == pytest.approx((11 + 5) / 12, abs=1e-6)
+        assert found.standard_error[0, 0] < 1e-6
+
+
 def test_a_worker_that_is_always_slower_sets_the_pace() -> None:
     rounds = even_rounds(topology("one-peer-ring", 8), 0.2)
     found = pace(rounds, LogNormal(0.02), speeds=np.array([1, 1, 1, 1.5, 1, 1, 1, 1.0]), iterations=2000)

@@ -64,8 +64,9 @@ def pace(
         order: what waits for what.
         every: only every so many-th step exchanges.
         speeds: (n,), how many times as long each worker computes.
-        iterations: steps of each replica, the first fifth as warm-up. On a graph on which news travels slowly (a static
-            ring of a thousand) take as many as there are workers, or the mean is that of the beginning.
+        iterations: steps of each replica, the first fifth as warm-up; whole cycles of the schedule are counted. On a
+            graph on which news travels slowly (a static ring of a thousand) take as many as there are workers, or the
+            mean is that of the beginning.
         replicas: independent copies; by default so many that arrays fill the cache.
         seed: of the scores.
     """
@@ -82,8 +83,9 @@ def pace(
     plan = _Plan(rounds, grid.astype(np.float32), order, every, copies)
     found, errors = np.empty((2, len(computes), len(grid)))
     slowness = None if speeds is None else np.asarray(speeds, dtype=np.float32)[:, None]
-    warm = int(WARM_UP * iterations)
-    counted = (iterations - warm) // POOLS
+    cycle = len(rounds) * every  # whole cycles, or pools would differ in what rounds they have
+    warm = -(-int(WARM_UP * iterations) // cycle) * cycle
+    counted = max(1, (iterations - warm) // POOLS // cycle) * cycle
     for at, one in enumerate(computes):
         draws = _draws(one, n, copies, slowness, warm, seed, 0)
         plan.reset()

@@ -154,7 +154,8 @@ def test_the_chain_of_accusations_leads_to_one_that_has_said_nothing() -> None:
     first = three.leave(7, 3, "three lost dead")
     second = two.leave(8, 2, "two lost three")
     third = one.leave(9, 1, "one lost two")
-    closed(two), closed(three)
+    closed(two)
+    closed(three)
     assert one.first(third) == first == Words(7, 2, 3, "three lost dead")
     assert one.first(first) == first
     assert second.said == "two lost three"
@@ -195,7 +196,8 @@ def test_one_that_is_slow_to_answer_is_not_taken_for_gone() -> None:
 
 def test_a_second_death_without_a_word_is_not_the_first() -> None:
     one, two, dead, second = crowd(4)
-    closed(dead), closed(second)
+    closed(dead)
+    closed(second)
     first = two.leave(7, 2, "two lost dead")
     assert one.first(one.leave(8, 3, "one lost second")) == first
     assert two.first(first) == first
