@@ -27,7 +27,7 @@ def configure(parser: Parser) -> None:
         help="of simulate: only some of limit, processes, loop, memory; "
         "of probes: of products, trace, eigenvalues, end-to-end, coverage; "
         "of distributed: of loopback, bandwidth, latency, noise, memory; "
-        "of runtime: of simulator, validation (6 minutes), replays",
+        "of runtime: of simulator, validation (7 minutes), replays",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
