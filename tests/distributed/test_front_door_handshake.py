@@ -47,7 +47,7 @@ def transposed() -> nn.Module:
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "shape": ({"model": lambda: net(width=8)}, r"first\.weight"),
     "dtype": ({"model": lambda: net().double()}, r"float64"),
-    "name": ({"model": lambda: net(activation="slope")}, r"slope|act\.weight"),
+    "name": ({"model": lambda: net(activation="slope")}, r"slope\.weight.*act\.weight|act\.weight.*slope\.weight"),
     "order in memory": ({"model": transposed}, r"first\.weight"),
     "number": ({"model": lambda: net(more=True)}, r"more\.weight|parameters"),
     "what is trained": ({"model": frozen}, r"first\.weight|number of parameters"),

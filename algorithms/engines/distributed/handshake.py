@@ -72,7 +72,7 @@ def facts_of(
         "the versions": {"dissensus": metadata.version("dissensus"), "torch": str(torch.__version__)},
         "the number of parameters": len(named),
         "the parameters": {
-            f"{i}: {name}": f"{name}, shape {tuple(p.shape)}, {p.dtype}, stride {p.stride()}, {p.device.type}"
+            f"number {i}": f"{name}, shape {tuple(p.shape)}, {p.dtype}, stride {p.stride()}, {p.device.type}"
             for i, (name, p) in enumerate(named)
         },
         "the algorithm": described(algorithm),
