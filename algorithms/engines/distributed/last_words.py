@@ -51,24 +51,30 @@ class LastWords:
     def first(self, own: Words) -> Words:
         """What failed first, as far as can be told; `own` if nobody failed before."""
         until = time.monotonic() + AT_MOST
-        chain = {own.number: own}
-        last = own
+        found, is_gone = self._followed(own, own, until)
+        if not is_gone:
+            return found
+        # a death may have had another one behind it, of whoever else noticed only that
+        others = [self._followed(words, own, until) for words in self._all_heard() if words < found]
+        return min([found, *(words for words, is_gone in others if is_gone)])
+
+    def _followed(self, start: Words, own: Words, until: float) -> tuple[Words, bool]:
+        """Where accusations lead to, and whether that is to one who is gone without a word."""
+        chain = {own.number: own, start.number: start}
+        last = start
         while last.peer is not None and last.peer not in chain:
             found = self._of(last.peer, until)
-            if found is None:  # a death may have had another one behind it, of whoever else noticed only that
-                return min([last, *(words for words in self._all_heard() if self._is_silent(words.peer))])
+            if found is None:
+                return last, True
             chain[found.number] = last = found
         if last.peer == last.number:
-            return last
+            return last, False
         if last.peer is None:
-            return min((words for words in self._all_heard() if words.step <= last.step), default=last)
-        return min(chain.values())
+            return min((words for words in self._all_heard() if words.step <= last.step), default=last), False
+        return min(chain.values()), False
 
     def _all_heard(self) -> list[Words]:
         return [words for q in self._places if (words := self._heard(q)) is not None]
-
-    def _is_silent(self, number: int | None) -> bool:
-        return number is not None and number != self._box.number and self._heard(number) is None
 
     def _heard(self, number: int) -> Words | None:
         letter: dict[str, Any] | None = self._box.letter(LAST_WORDS, number)

@@ -203,6 +203,17 @@ def test_a_second_death_without_a_word_is_not_the_first() -> None:
     assert two.first(first) == first
 
 
+def test_one_who_was_torn_away_and_has_not_said_so_yet_is_not_the_first() -> None:
+    """One closes its connections because others have ended, and another one notices that before it has its words."""
+    torn, hasty, dead, fourth = crowd(4)
+    closed(dead)
+    hasty.leave(0, 0, "hasty lost torn")
+    threading.Timer(0.3, lambda: torn.leave(0, 3, "torn heard of fourth")).start()
+    own = fourth.leave(0, 2, "fourth lost dead")
+    assert fourth.first(own) == own
+    assert hasty.first(Words(0, 1, 0, "hasty lost torn")) == own
+
+
 def test_where_nobody_knows_whom_it_is_who_does_not_answer() -> None:
     one, two, dead = crowd(3)
     closed(dead)
