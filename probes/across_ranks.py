@@ -8,6 +8,7 @@ between ranks would otherwise grow in every iteration.
 from __future__ import annotations
 
 import atexit
+import functools
 import time
 from typing import Any
 
@@ -19,8 +20,11 @@ from dissensus.probes.errors import ProbeError
 from dissensus.probes.operator import Operator, check_vectors
 from dissensus.probes.untouched import undisturbed
 
-atexit.register(time.sleep, 0.02)
-"""A thread of gloo may still hold tensors of the last sum; were Python gone before it lets go, torch would abort."""
+
+@functools.cache
+def _let_gloo_finish() -> None:
+    """A thread of gloo may hold tensors of the last sum; were Python gone before it lets go, torch would abort."""
+    atexit.register(time.sleep, 0.02)
 
 
 class AcrossRanks:
@@ -33,6 +37,7 @@ class AcrossRanks:
             )
         if not samples > 0:
             raise ProbeError(f"AcrossRanks: samples must be positive on every rank, got {samples!r}")
+        _let_gloo_finish()
         self._operator, self._group, self._products = operator, group, 0
         facts = torch.tensor([float(operator.size), samples], dtype=torch.float64, device=operator.device)
         everyone = [torch.zeros_like(facts) for _ in range(dist.get_world_size(group))]

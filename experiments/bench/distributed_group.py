@@ -6,10 +6,8 @@ that is measured. They end when told to, when whoever started them is gone, or w
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import time
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from typing import Any
@@ -19,44 +17,16 @@ import numpy as np
 from dissensus.experiments.bench.distributed_models import Perceptron
 from dissensus.experiments.bench.distributed_worker import Plan, serve
 from dissensus.experiments.bench.network import Network
-
-PATIENCE = 150.0
-"""Seconds after which the answer of a process is given up: longer than a message is waited for."""
-
-GRACE = 5.0
-"""Seconds that the processes have to leave by themselves."""
+from dissensus.experiments.bench.workers import Workers
 
 
-class Group:
+class Group(Workers):
     """So many processes, one a worker."""
 
     def __init__(self, size: int, net: Network | None = None) -> None:
-        self.size = size
-        context = _context()
-        pairs = [context.Pipe() for _ in range(size)]
-        self._lines = [ours for ours, _ in pairs]
-        self._ends = [theirs for _, theirs in pairs]
         env = {} if net is None else net.env
         names = [""] * size if net is None else [net.name(i) for i in range(size)]
-        self.processes = [
-            context.Process(target=serve, args=(i, size, names[i], env, theirs), daemon=True)
-            for i, theirs in enumerate(self._ends)
-        ]
-
-    def __enter__(self) -> Group:
-        try:
-            for process in self.processes:
-                process.start()
-            for end in self._ends:
-                end.close()
-            self._meet()
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
+        super().__init__(_context(), serve, [(i, size, names[i], env) for i in range(size)])
 
     def build(self, case: Perceptron, names: Sequence[str], plan: Plan) -> None:
         """Sets these contenders up in every process, at their start."""
@@ -81,41 +51,6 @@ class Group:
             line.send(port)
         self._answers("start", others)
         self._answers("start")
-
-    def _ask(self, *command: Any) -> list[Any]:
-        for line in self._lines:
-            with contextlib.suppress(OSError):  # whoever is gone is named below, where its answer is missed
-                line.send(command)
-        return self._answers(str(command[0]))
-
-    def _answers(self, what: str, lines: Sequence[Any] | None = None) -> list[Any]:
-        found = []
-        for line in self._lines if lines is None else lines:
-            i = self._lines.index(line)
-            try:
-                if not line.poll(PATIENCE):
-                    raise TimeoutError(f"worker process {i} did not answer to {what!r} within {PATIENCE:g} seconds")
-                found.append(line.recv())
-            except (EOFError, ConnectionError) as error:
-                raise RuntimeError(f"worker process {i} ended during {what!r}; its error is printed above") from error
-        return found
-
-    def _end(self) -> None:
-        """Asks, waits a moment, and then does not ask any more."""
-        for line in self._lines:
-            with contextlib.suppress(OSError):
-                line.send(("stop",))
-        started = [p for p in self.processes if p.pid is not None]
-        until = time.monotonic() + GRACE
-        for process in started:
-            process.join(max(0.0, until - time.monotonic()))
-        for process in started:
-            if process.is_alive():
-                process.kill()
-            process.join()
-            process.close()
-        for line in (*self._lines, *self._ends):
-            line.close()
 
 
 def _context() -> Any:

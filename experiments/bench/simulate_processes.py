@@ -7,7 +7,6 @@ them is gone, or when a message does not come in time.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import tempfile
 import time
@@ -23,48 +22,22 @@ from dissensus.experiments.bench.simulate_models import CASES, starting_points
 from dissensus.experiments.bench.simulate_rivals import OPTIMIZERS
 from dissensus.experiments.bench.simulate_worker import LOOPS, serve
 from dissensus.experiments.bench.timing import race, spread
+from dissensus.experiments.bench.workers import Workers
 from dissensus.experiments.threads import threads
 
 AT_LEAST = 10.0
 """Worker-steps per second of ours, in units of the better rival."""
 
-PATIENCE = 120.0
-"""Seconds after which the answer of a process is given up: longer than a message is waited for."""
 
-GRACE = 5.0
-"""Seconds that the processes have to leave by themselves."""
+class Group(Workers):
+    """The processes, which meet at a file."""
 
-
-class Group:
-    """The processes, as seen by whoever started them."""
+    patience = 120.0
 
     def __init__(self, size: int) -> None:
-        self.size = size
         self._folder = tempfile.TemporaryDirectory()
-        context = _context()
-        pairs = [context.Pipe() for _ in range(size)]
-        self._lines = [ours for ours, _ in pairs]
         store = str(Path(self._folder.name) / "store")
-        self.processes = [
-            context.Process(target=serve, args=(i, size, store, theirs), daemon=True)
-            for i, (_, theirs) in enumerate(pairs)
-        ]
-        self._ends = [theirs for _, theirs in pairs]
-
-    def __enter__(self) -> Group:
-        try:
-            for process in self.processes:
-                process.start()
-            for end in self._ends:
-                end.close()
-            self._answers("start")
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
+        super().__init__(_context(), serve, [(i, size, store) for i in range(size)])
 
     def build(self, case: str, optimizer: str) -> None:
         """Sets up every loop in every process, at its start."""
@@ -78,39 +51,8 @@ class Group:
         """The points of the workers, (n, d)."""
         return torch.stack([torch.from_numpy(row) for row in self._ask("x", loop)])
 
-    def _ask(self, *command: Any) -> list[Any]:
-        for line in self._lines:
-            with contextlib.suppress(OSError):  # whoever is gone is named below, where its answer is missed
-                line.send(command)
-        return self._answers(str(command[0]))
-
-    def _answers(self, what: str) -> list[Any]:
-        found = []
-        for i, line in enumerate(self._lines):
-            try:
-                if not line.poll(PATIENCE):
-                    raise TimeoutError(f"worker process {i} did not answer to {what!r} within {PATIENCE:g} seconds")
-                found.append(line.recv())
-            except (EOFError, ConnectionError) as error:
-                raise RuntimeError(f"worker process {i} ended during {what!r}; its error is printed above") from error
-        return found
-
     def _end(self) -> None:
-        """Asks, waits a moment, and then does not ask any more."""
-        for line in self._lines:
-            with contextlib.suppress(OSError):
-                line.send(("stop",))
-        started = [p for p in self.processes if p.pid is not None]
-        until = time.monotonic() + GRACE
-        for process in started:
-            process.join(max(0.0, until - time.monotonic()))
-        for process in started:
-            if process.is_alive():
-                process.kill()
-            process.join()
-            process.close()
-        for line in (*self._lines, *self._ends):
-            line.close()
+        super()._end()
         self._folder.cleanup()
 
 

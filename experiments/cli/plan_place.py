@@ -99,6 +99,4 @@ def _links(named: str) -> Links:
                 )
             return Links(tables["latency_seconds"], tables["bandwidth_bytes_per_second"])
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"plan: {named} cannot be read as an .npz of arrays: {error}") from None

@@ -20,7 +20,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.figures.style import house_style, looks, new_figure
-from dissensus.theory.runtime import LogNormal, Order, Round, pace
+from dissensus.theory.runtime import LogNormal, Order, pace
 from dissensus.theory.runtime.closed_forms import all_reduce_pace
 from dissensus.theory.runtime.compute import SHARES, longest
 from dissensus.theory.runtime.links import even_rounds
@@ -112,7 +112,7 @@ def speedup_surface(
     if min(len(g), len(s)) < 2 or not (g[0] > 0 and (np.diff(g) > 0).all() and (np.diff(s) > 0).all()):
         raise ConfigError("a surface needs two or more gammas and deviations, both increasing, and gammas above 0")
     rounds = even_rounds(topology, 1.0)
-    rivals = Rivals(omega, topology.size, _heard(rounds), order, begins, buckets)
+    rivals = Rivals(omega, topology.size, max(one.heard for one in rounds), order, begins, buckets)
     computes = [LogNormal(float(one)) for one in s]
     found = pace(rounds, computes, factors=(omega * g).tolist(), order=order, iterations=iterations, seed=seed)
     slowest = [longest(c, topology.size) for c in computes]  # once for all gammas, unlike all_reduce_pace
@@ -286,11 +286,6 @@ def _refined(regime: Callable[[float], Intervals], levels: list[float], gammas: 
         if b - a > 1 and (moves or 4 * (b - a) > len(levels)):
             spans += [(a, (a + b) // 2), ((a + b) // 2, b)]
     return tuple((levels[k], found[k]) for k in sorted(found))
-
-
-def _heard(rounds: Sequence[Round]) -> int:
-    """For how many the busiest worker waits, itself included; senders are padded with the worker itself."""
-    return 1 + max(int((one.senders != np.arange(one.size)[:, None]).sum(axis=1).max()) for one in rounds)
 
 
 def _overlap(begins: float | None, buckets: int) -> str:

@@ -12,7 +12,6 @@ import time
 
 import pytest
 
-from dissensus.experiments.bench import simulate_processes
 from dissensus.experiments.bench.simulate_processes import Group, against_processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
@@ -84,8 +83,8 @@ def test_a_process_that_does_not_answer_is_given_up(monkeypatch):
         pids = [p.pid for p in group.processes]
         group.build(NARROW, "sgd")
         os.kill(pids[0], signal.SIGSTOP)
-        monkeypatch.setattr(simulate_processes, "PATIENCE", 0.4)
-        monkeypatch.setattr(simulate_processes, "GRACE", 0.5)
+        monkeypatch.setattr(Group, "patience", 0.4)
+        monkeypatch.setattr(Group, "grace", 0.5)
         with pytest.raises(TimeoutError, match=r"worker process 0 did not answer to 'run' within 0\.4 seconds"):
             group.run("front door", 1)
     assert gone(pids, within=0.0)

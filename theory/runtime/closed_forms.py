@@ -82,7 +82,7 @@ def pace_bounds(rounds: Sequence[Round], compute: Compute, *, order: Order = "aw
     else:
         lower = float(SHARES @ times + delays.mean())
         upper = float(expected_longest(compute, n) + delays.max(axis=1).mean())
-    paths = path_bound([(one.delay.max(), _heard(one)) for one in rounds], compute, n, order=order)
+    paths = path_bound([(one.delay.max(), one.heard) for one in rounds], compute, n, order=order)
     return Bounds(lower, min(upper, paths), "paths" if paths < upper else "everybody waits for everybody")
 
 
@@ -119,9 +119,3 @@ def _log_moment(theta: float, within: np.ndarray, delay: float, heard: int, orde
         return float(np.logaddexp(stays, np.log(heard - 1) + theta * delay) if heard > 1 else stays)
     moment: Any = special.logsumexp(theta * within, b=SHARES)
     return float(moment + np.log(heard) + theta * delay)
-
-
-def _heard(one: Round) -> int:
-    """For how many the busiest worker waits, itself included."""
-    own = np.arange(one.size)
-    return max(len(set(row) | {int(i)}) for i, row in zip(own, one.senders.tolist(), strict=True))

@@ -73,6 +73,11 @@ class Round:
         """How many workers."""
         return len(self.senders)
 
+    @property
+    def heard(self) -> int:
+        """For how many the busiest worker waits, itself included."""
+        return max(len({i, *row}) for i, row in enumerate(self.senders.tolist()))
+
     def latest(self, times: np.ndarray) -> np.ndarray:
         """For every worker the latest of its own time and those of whom it hears; workers are the last axis."""
         found = times

@@ -6,12 +6,14 @@ One that ends makes all others end at once, wherever they wait.
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,6 +79,7 @@ class Peers:
         self._global = list(range(self.size)) if alone or group is None else dist.get_process_group_ranks(group)
         self._coalesced = not alone and self.backend != "gloo"
         if not alone:
+            _let_gloo_finish()
             self.box = Letterbox(self.rank, *own_address())
         if alone or again is not None:
             self.reform(None, [self.rank])
@@ -144,6 +147,12 @@ class Peers:
             self.places, box.secret = {q: Place(*place) for q, (place, _) in enumerate(told)}, told[0][1]
         self.words = LastWords(box, self.places)
         box.on_letter = partial(_on_letter, weakref.ref(self))
+
+
+@cache
+def _let_gloo_finish() -> None:
+    """A thread of gloo may hold tensors of the last sum; were Python gone before it lets go, torch would abort."""
+    atexit.register(time.sleep, 0.02)
 
 
 def _on_letter(wire: weakref.ref[Peers], letter: dict[str, Any]) -> bool:

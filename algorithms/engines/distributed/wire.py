@@ -11,7 +11,6 @@ their numbers then, and `present` says who is there.
 
 from __future__ import annotations
 
-import atexit
 import pickle
 import threading
 import time
@@ -29,8 +28,6 @@ from dissensus.algorithms.engines.distributed.peers import PeerError, Peers
 T = TypeVar("T")
 TAGS = 1 << 30
 """The tag of a message is its step, counted up to here; tags from here on are for other things."""
-atexit.register(time.sleep, 0.02)
-"""A thread of gloo may still hold tensors of the last sum; were Python gone before it lets go, torch would abort."""
 
 
 class Wire(Peers):
