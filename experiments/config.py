@@ -201,6 +201,10 @@ class Probes(Section):
     """Measures the largest eigenvalue whenever curvature is looked at, not only at the end."""
     bn: BatchNorm = "average"
     """What is done about BatchNorm in the consensus model, if there is any."""
+    at_end: tuple[Literal["average", "captured", "dispersion"], ...] | None = None
+    """What is measured besides, once, at the end: the names are those of `at_end`."""
+    radius: Annotated[float, Field(gt=0)] | None = None
+    """The length of the perturbations of `average`; 0.05 if nothing is said."""
 
     @field_validator("curvature_at")
     @classmethod

@@ -7,3 +7,7 @@ from dissensus.theory.errors import DissensusError
 
 class ConfigError(DissensusError):
     """A configuration that cannot be run: the message names the file, the key, what is wrong and the nearest match."""
+
+
+class DataMissingError(ConfigError):
+    """A data set that is not on this machine, or the package that carries it: the message says where it is to be had."""
