@@ -27,7 +27,7 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, grad, vmap
 
 from dissensus.algorithms import simulate
 from dissensus.algorithms.engines.columns import Columns
@@ -118,7 +118,7 @@ class Around:
         """P at c = 1, by automatic differentiation of the quadratic forms."""
 
         def form(x: Tensor, e: Tensor) -> Tensor:
-            return jvp(lambda at: jvp(self.loss, (at,), (e,))[1], (x,), (e,))[1]
+            return grad(lambda at: grad(self.loss)(at) @ e)(x) @ e
 
         thirds = vmap(lambda e: grad(form)(self.mean, e), chunk_size=4)(self.away)
         return thirds.mean(0) / 2
