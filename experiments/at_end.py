@@ -1,10 +1,11 @@
 """What is measured once, at the end of a run, where `probes.at_end` names it: dearer, or of interest only there.
 
-| name | recorded as | of |
-|---|---|---|
-| `average` | `average_sharpness`: mean rise of the loss under Gaussian perturbations of length `probes.radius` | consensus |
-| `captured` | `captured`: share of the disagreement in the space of the ten top eigenvectors; `captured_chance` beside it | workers |
-| `dispersion` | `norm_dispersion`: coefficient of variation over workers of a parameter tensor's norm, mean over tensors | workers |
+- `average` (recorded as `average_sharpness`, of the consensus model): the mean rise of the loss under Gaussian
+  perturbations of length `probes.radius`;
+- `captured` (of the workers): the share of the disagreement in the space of the ten top eigenvectors, and
+  `captured_chance`, what a disagreement without direction would have there;
+- `dispersion` (`norm_dispersion`, of the workers): the coefficient of variation over workers of a parameter tensor's
+  norm, mean over tensors.
 """
 
 from __future__ import annotations

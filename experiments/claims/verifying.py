@@ -26,7 +26,6 @@ from dissensus.experiments.claims.registry import claims, find
 from dissensus.experiments.config import Data, Study
 from dissensus.experiments.data import dataset
 from dissensus.experiments.errors import DataMissingError
-from dissensus.experiments.progress import Progress
 from dissensus.experiments.records import write_json
 from dissensus.experiments.results import Results
 from dissensus.experiments.study import run_study
