@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from dissensus.probes import Curvature, consensus_distance, top_eigenvalues
@@ -44,9 +43,7 @@ def measure_at_end(setup: Setup, seen: Snapshot, module: nn.Module, recorder: Re
 
 def _average(setup: Setup, seen: Snapshot, module: nn.Module, recorder: Recorder, seed: int, about: Any) -> None:
     radius = setup.cell.probes.radius or RADIUS
-    found = average_sharpness(
-        module, setup.data.task.loss, setup.probe_batches, Gaussian(radius), dtype=torch.float64, seed=seed
-    )
+    found = average_sharpness(module, setup.data.task.loss, setup.probe_batches, Gaussian(radius), seed=seed)
     recorder.probe(seen.t, "average_sharpness", found.to_dict(), which="consensus", radius=radius, **about)
 
 
