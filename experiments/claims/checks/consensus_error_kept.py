@@ -34,12 +34,12 @@ MARGIN = 0.3
         "Ξ ∝ lr^(2−p) where the graph damps, with curvature and freezing by the recursion of second moments"
     ),
     measured=(
-        "the consensus distance Ξ over a cosine decay for p = 0 (DSGD), 1, 2, 3: its value at the end over that at half "
-        "time, and the slope of log Ξ against log lr between 50 and 90 % of training, measured and predicted"
+        "the consensus distance Ξ over a cosine decay for p = 0 (DSGD), 1, 2, 3: its value at the end over that at "
+        "half time, and the slope of log Ξ against log lr between 50 and 90 % of training, measured and predicted"
     ),
     rule=(
-        "vanishing: Ξ at the end below a thousandth of Ξ at half time; kept: above a tenth of it (paired t, Holm, level "
-        f"0.05). Exponents: the 95 % interval of measured minus predicted slope lies within ±{MARGIN}"
+        "vanishing: Ξ at the end below a thousandth of Ξ at half time; kept: above a tenth of it (paired t, Holm, "
+        f"level 0.05). Exponents: the 95 % interval of measured minus predicted slope lies within ±{MARGIN}"
     ),
     budget={"tiny": "1 min", "small": "30 min", "full": "minutes on a GPU"},
     studies=("exponents",),

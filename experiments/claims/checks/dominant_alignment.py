@@ -15,8 +15,8 @@ from dissensus.experiments.results import Results
     title="The disagreement that adaptive consensus keeps aligns with the dominant Hessian subspace",
     statement=(
         "Consensus errors under DSGD-AC systematically align with the dominant subspace of the Hessian, which is what "
-        "makes them a useful perturbation. In our reading that asks for two things: more of the disagreement lies along "
-        "sharp directions than chance would put there, and not less of it than under DSGD, whose errors vanish."
+        "makes them a useful perturbation. In our reading that asks for two things: more of the disagreement lies "
+        "along sharp directions than chance would put there, and not less of it than under DSGD, whose errors vanish."
     ),
     source=(
         "Wang and Johansson 2026, arXiv:2602.02899, first version (abstract; the second version withdrew it). That it "

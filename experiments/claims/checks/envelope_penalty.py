@@ -14,17 +14,15 @@ from dissensus.experiments.results import Results
     "envelope-penalty",
     title="Adaptive consensus raises the Hessian-weighted envelope penalty, though alignment may fall",
     statement=(
-        "Keeping the disagreement alive makes the loss of the workers around the averaged model exceed that model's own "
-        "loss by more than under DSGD, even where the disagreement is less aligned with sharp directions."
+        "Keeping the disagreement alive makes the loss of the workers around the averaged model exceed that model's "
+        "own loss by more than under DSGD, even where the disagreement is less aligned with sharp directions."
     ),
     source="Wang and Johansson 2026, arXiv:2602.02899, second version (abstract)",
     measured=(
         "the envelope (1/n) Σ L(x_i) − L(x̄) at the end, measured directly, and the normalised alignment "
         "tr(HΣ) d / (tr H tr Σ), DSGD-AC against DSGD"
     ),
-    rule=(
-        "paired over seeds, level 0.05, on the envelope. The alignment only informs: the claim allows either sign"
-    ),
+    rule=("paired over seeds, level 0.05, on the envelope. The alignment only informs: the claim allows either sign"),
     budget={"tiny": "1 to 3 min", "small": "2 hours", "full": "a cluster: 30 runs of WRN-16-8, 30 of WRN-28-10"},
     studies=("dsgd-ac",),
 )
