@@ -60,4 +60,10 @@ def slopes(results: Results) -> list[Part]:
 
 
 def _slopes(x: np.ndarray | list[np.ndarray], y: np.ndarray) -> np.ndarray:
-    return np.array([np.polyfit(a, b, 1)[0] for a, b in zip(x, y, strict=True)])
+    """Least-squares slopes, row by row; 0 where x does not vary."""
+    slopes = []
+    for a, b in zip(x, y, strict=True):
+        away = a - a.mean()
+        spread = float(away @ away)
+        slopes.append(float(away @ b) / spread if spread > 0 else 0.0)
+    return np.array(slopes)

@@ -51,19 +51,19 @@ def one_peer_exact(at: Evidence) -> list[Part]:
     return [
         exactly(
             f"every window of log2 n one-peer rounds is exact, n = 2 to {max(powers)}",
-            max(exact) <= tiny, max(exact), unit="largest error", n=len(powers), of="sizes",
+            max(exact) <= tiny, max(exact), unit="(largest error)", n=len(powers), of="sizes",
         ),
         exactly(
             f"for other n up to {max(powers)} the rounds from step 0 are not exact",
-            min(inexact) > 0.25, min(inexact), unit="smallest error, times n", n=len(others), of="sizes",
+            min(inexact) > 0.25, min(inexact), unit="(smallest error, times n)", n=len(others), of="sizes",
         ),
         exactly(
             "AER from an even slot is exact over a period",
-            max(even) <= tiny, max(even), unit="largest error", n=len(even), of="clusters",
+            max(even) <= tiny, max(even), unit="(largest error)", n=len(even), of="clusters",
         ),
         exactly(
             "AER of four nodes and more from an odd slot is not",
-            min(odd) > 0.25, min(odd), unit="smallest error, times n", n=len(odd), of="clusters",
+            min(odd) > 0.25, min(odd), unit="(smallest error, times n)", n=len(odd), of="clusters",
         ),
     ]  # fmt: skip
 
