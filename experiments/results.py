@@ -6,6 +6,7 @@ every one of them finished, so that pairs stay pairs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dissensus.experiments.config import Decision, Study, difference, flatten, resolved
+from dissensus.experiments.config import Decision, Study, flatten, resolved
 from dissensus.experiments.curves import Curve
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import load
@@ -58,12 +59,19 @@ class Results:
         study = load(folder / STUDY_FILE)
         digests = {cell.digest for cell in study.cells()}
         found = cls.of((run for run in runs if run.study.digest in digests), study.arms)
-        return replace(found, decision=study.decision)
+        # said by name: with runs missing, the last arm that is there need not be the last one of the study
+        return replace(found, decision=study.decision.model_copy(update={"treatment": study.treatment}))
 
     @property
     def treatment(self) -> str:
         """The arm that the statements are about."""
         return self.decision.treatment or self.order[-1]
+
+    @property
+    def controls(self) -> list[str]:
+        """The arms that the treatment is held against."""
+        named = self.decision.controls
+        return [arm for arm in self.order if arm != self.treatment and (named is None or arm in named)]
 
     @cached_property
     def unfinished(self) -> list[Run]:
@@ -92,7 +100,14 @@ class Results:
 
     def label(self, arm: str) -> str:
         """What an arm is called in tables and figures."""
-        return self.by_arm[arm][0].study.label(arm)
+        return self.labels[arm]
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """The label of every arm; where two share one, the names of the arms tell them apart."""
+        said = {arm: self.by_arm[arm][0].study.label(arm) for arm in self.order}
+        count = Counter(said.values())
+        return {arm: label if count[label] == 1 else f"{label} ({arm})" for arm, label in said.items()}
 
     def final(self, name: str, *, which: str | None = None, arm: str) -> np.ndarray:
         """The last value of a quantity, one per seed; nan where it was not measured."""
@@ -113,23 +128,23 @@ class Results:
         steps = sorted(set().union(*read)) or [0]
         return Curve(np.array(steps), scale * np.array([[one.get(t, np.nan) for t in steps] for one in read]))
 
-    def curves(self, name: str, *, which: str | None = None, scale: float = 1.0) -> dict[str, Curve]:
-        """The curve of every arm, by label."""
-        return {self.label(arm): self.curve(name, arm, which=which, scale=scale) for arm in self.order}
+    def curves(
+        self, name: str, *, which: str | None = None, scale: float = 1.0, arms: Iterable[str] | None = None
+    ) -> dict[str, Curve]:
+        """The curves of some arms, or of all, by label."""
+        chosen = self.order if arms is None else arms
+        return {self.label(arm): self.curve(name, arm, which=which, scale=scale) for arm in chosen}
 
     def differences(self) -> dict[str, dict[str, object]]:
         """The dotted keys in which arms differ: key -> label -> value, arm names themselves left out."""
-        table: dict[str, dict[str, object]] = {}
-        studies = {arm: _unnamed(self.by_arm[arm][0].study) for arm in self.order}
-        base = studies[self.order[0]]
-        for study in studies.values():
-            for key in difference(base, study):
-                table.setdefault(key, {})
-        for arm, study in studies.items():
-            for key, values in table.items():
-                changed = difference(base, study)
-                values[self.label(arm)] = changed[key][1] if key in changed else _value(base, key)
-        return table
+        leaves = {arm: flatten(resolved(_unnamed(self.by_arm[arm][0].study))) for arm in self.order}
+        base = leaves[self.order[0]]
+        keys = dict.fromkeys(key for of in leaves.values() for key in of)
+        return {
+            key: {self.label(arm): of.get(key) for arm, of in leaves.items()}
+            for key in keys
+            if any(of.get(key) != base.get(key) for of in leaves.values())
+        }
 
     def _counts(self, run: Run, arm: str) -> bool:
         return run.arm == arm and run.status == "ok"
@@ -149,7 +164,3 @@ def _unnamed(study: Study) -> Study:
     """The study with its only arm called `arm`, so that two arms can be compared key by key."""
     _, arm, _ = study.only
     return study.model_copy(update={"arms": {"arm": arm.model_copy(update={"label": None})}, "seeds": (0,)})
-
-
-def _value(study: Study, path: str) -> object:
-    return flatten(resolved(study)).get(path)
