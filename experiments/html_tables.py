@@ -36,7 +36,7 @@ def arms(results: Results) -> str:
 def verdicts(findings: Sequence[Finding]) -> str:
     """All statements; where the controls are many, how often each holds, and the statements folded away below it."""
     if not findings:
-        return "<p>No statement can be tested: that takes two arms and at least two seeds.</p>"
+        return "<p>No statement can be tested: that takes a treatment, a control and at least two seeds.</p>"
     if len({f.arms for f in findings}) < MANY:
         return _statements(findings)
     whole = f"<details><summary>All {len(findings)} statements</summary>{_statements(findings)}</details>"

@@ -18,7 +18,8 @@ _SPECIAL = {
     "∞": r"$\infty$", "→": r"$\to$", "½": r"$\frac{1}{2}$", "µ": r"$\mu$", "…": r"\dots{}", "\u00a0": "~",
     "[": "{[}", "]": "{]}", "*": "{*}",
 }  # fmt: skip
-_RAISED = str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
+_SHIFTED = str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹₋₊₀₁₂₃₄₅₆₇₈₉", 2 * "-+0123456789")
+_RUNS = re.compile(r"([⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹]+|[₋₊₀₁₂₃₄₅₆₇₈₉]+)")
 _GREEK = {"ALPHA": "A", "BETA": "B", "EPSILON": "E", "ZETA": "Z", "ETA": "H", "IOTA": "I", "KAPPA": "K", "MU": "M",
           "NU": "N", "OMICRON": "O", "RHO": "P", "TAU": "T", "CHI": "X"}  # fmt: skip
 """The Greek capitals without a command of their own, which look like ours."""
@@ -31,10 +32,8 @@ _MISSING = frozenset("ÐÞðþĄąĐđĘęĦħĮįĸĿŀŉŊŋŦŧŲų×÷")
 
 def latex(text: str) -> str:
     """The text, escaped."""
-    parts = re.split(r"([⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹]+)", " ".join(text.split()))
-    return "".join(
-        f"$^{{{part.translate(_RAISED)}}}$" if at % 2 else "".join(map(_letter, part)) for at, part in enumerate(parts)
-    )
+    parts = _RUNS.split(" ".join(text.split()))
+    return "".join(_shifted(part) if at % 2 else "".join(map(_letter, part)) for at, part in enumerate(parts))
 
 
 def booktabs(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, note: str = "") -> str:
@@ -49,17 +48,22 @@ def _row(cells: Sequence[str]) -> str:
     return " & ".join(map(latex, cells)) + r" \\"
 
 
+def _shifted(digits: str) -> str:
+    return f"${'_' if digits[0] in '₋₊₀₁₂₃₄₅₆₇₈₉' else '^'}{{{digits.translate(_SHIFTED)}}}$"
+
+
 def _letter(character: str) -> str:
     if character in _SPECIAL:
         return _SPECIAL[character]
     if character.isascii():
         return character if character.isprintable() else "?"
-    if greek := re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(character, "")):
+    name = unicodedata.name(character, "")
+    if greek := re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (?:FINAL )?(\w+)", name):
         return _greek(greek[2].replace("LAMDA", "LAMBDA"), capital=greek[1] == "CAPITAL")
     if "À" <= character <= "ž" and character not in _MISSING:
         return character
     plain = unicodedata.normalize("NFKD", character)[0]
-    return plain if plain.isascii() and plain.isalnum() else "?"
+    return _letter(plain) if character.isalpha() and plain != character else "?"
 
 
 def _greek(letter: str, *, capital: bool) -> str:

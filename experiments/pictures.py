@@ -139,7 +139,7 @@ def envelope(results: Results) -> Picture:
 
 def graph(results: Results) -> Picture:
     """The topology."""
-    study = results.by_arm[results.treatment][0].study
+    study = results.by_arm[results.treatment if results.treatment in results.order else results.order[-1]][0].study
     chosen = topology(study.topology.name, study.train.workers, **study.topology.parameters)
     caption = (
         "Look at the eigenvalue next to 1: its distance to 1 is the gap that pulls the workers together, and the slope "

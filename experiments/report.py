@@ -133,7 +133,10 @@ def _unfinished(results: Results) -> str:
         f"<li>{escape(r.arm)}, seed {r.seed}: {r.status}. {escape(str(r.summary.get('error', '')))}</li>"
         for r in results.unfinished
     )
-    words = "<b>Runs that did not finish</b> (their seeds are left out of every number, for all arms):"
+    words = (
+        "<b>Runs that did not finish</b> (their seeds are left out of every number, for all arms; an arm that finished "
+        "none is left out itself):"
+    )
     return f"<p>{words}</p><ul>{items}</ul>"
 
 
@@ -143,9 +146,9 @@ def _notes(results: Results) -> str:
         return ""
     items = [f"<li>{escape(results.decision.note)}</li>"] if results.decision.note else []
     gaps = []
-    ours = results.final("train_loss", which="consensus", arm=results.treatment)
     for arm in in_colour(results):
-        if arm != results.treatment:
+        if arm != results.treatment and results.treatment in results.order:
+            ours = results.final("train_loss", which="consensus", arm=results.treatment)
             test = paired(ours, results.final("train_loss", which="consensus", arm=arm))
             p = probability(test.t_pvalue)
             sure = escape(f"(paired t, p {p})" if p.startswith("<") else f"(paired t, p = {p})")

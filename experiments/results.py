@@ -1,7 +1,8 @@
 """What the run directories of one study say together: curves, final numbers and predictions per arm, seeds as rows.
 
-Only runs that ended `ok` enter the numbers; all others are listed beside them. Arms are compared on the seeds that
-every one of them finished, so that pairs stay pairs.
+Only runs that ended `ok` enter the numbers; all others are listed beside them. An arm without any is left out: one that
+diverges on every seed may not take a whole sweep with it. The others are compared on the seeds that every one of them
+finished, so that pairs stay pairs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Results:
 
     @classmethod
     def of(cls, runs: Iterable[Run], order: Iterable[str] = ()) -> Results:
-        """From runs; the arms in the given order, others behind in the order of their names."""
+        """From runs; the arms that finished any, in the given order, others behind in the order of their names."""
         runs = tuple(runs)
         if not runs:
             raise ConfigError("there are no runs to report")
@@ -43,7 +44,7 @@ class Results:
             raise ConfigError(
                 f"these runs belong to different studies: {', '.join(sorted(names))}; report one at a time"
             )
-        arms = {run.arm for run in runs}
+        arms = {run.arm for run in runs if run.status == "ok"} or {run.arm for run in runs}
         listed = [arm for arm in order if arm in arms]
         return cls(names.pop(), runs, (*listed, *sorted(arms - set(listed))))
 

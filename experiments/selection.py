@@ -38,7 +38,8 @@ def chosen_words(results: Results) -> str:
     ranked = by_accuracy(results)
     best, worst = (results.label(ranked[at]) for at in (0, -1))
     named = ", the controls" if results.decision.controls else ""
+    treatment = results.label(results.treatment) if results.treatment in results.order else "which finished no run"
     return (
-        f"In colour are only the treatment ({results.label(results.treatment)}){named}, and the best ({best}) and the "
+        f"In colour are only the treatment ({treatment}){named}, and the best ({best}) and the "
         f"worst ({worst}) of all {len(results.order)} arms by final test accuracy. "
     )

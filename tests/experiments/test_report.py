@@ -12,9 +12,9 @@ from dissensus.experiments.config import Study
 from dissensus.experiments.demo import demo_study, run_demo
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import load, write
+from dissensus.experiments.quantities import EXPECTED, QUANTITIES, QUANTITY
 from dissensus.experiments.records import STUDY_FILE, Recorder, Which
 from dissensus.experiments.report import write_report
-from dissensus.experiments.quantities import EXPECTED, QUANTITIES, QUANTITY
 from dissensus.experiments.results import Results
 from dissensus.experiments.statistics import paired
 from dissensus.experiments.tables import arms_rows, arms_table, verdict_table
@@ -95,6 +95,16 @@ def test_a_failed_run_takes_its_seed_out_of_every_arm_and_is_named(tmp_path: Pat
     assert "base, seed 0: failed. worker 1 &lt;has&gt; the loss nan" in page
 
 
+def test_an_arm_that_finished_nothing_is_left_out_and_does_not_hand_its_role_on(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    for summary in folder.glob("treat-*/summary.json"):
+        summary.write_text('{"status": "failed", "error": "the loss is nan"}')
+    report = write_report(folder)
+    assert report.results.order == ("base",)
+    assert (report.results.treatment, report.findings) == ("treat", [])
+    assert report.path.read_text().count("treat, seed") == 6
+
+
 def test_tables_recompute_from_the_raw_lines(tmp_path: Path) -> None:
     folder = written(tmp_path)
     values = []
@@ -158,7 +168,7 @@ def test_the_rule_stands_before_the_results_and_knows_the_number_of_seeds(tmp_pa
 def test_one_seed_gives_a_page_without_verdicts(tmp_path: Path) -> None:
     report = write_report(written(tmp_path, seeds=1))
     assert report.findings == []
-    assert "that takes two arms and at least two seeds" in report.path.read_text()
+    assert "that takes a treatment, a control and at least two seeds" in report.path.read_text()
 
 
 def test_runs_of_an_earlier_version_of_the_study_are_left_out(tmp_path: Path) -> None:
@@ -174,7 +184,9 @@ def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
         Results.read(tmp_path)
     with pytest.raises(ConfigError, match="there are no runs to report"):
         Results.of([])
-    folder = written(tmp_path, seeds=1, broken=True)
+    folder = written(tmp_path, seeds=2, broken=True)
+    for summary in folder.glob("treat-s1-*/summary.json"):
+        summary.unlink()
     with pytest.raises(ConfigError, match="has no seed that all of its arms finished: base seed 0 failed worker 1"):
         write_report(folder)
     other = load(folder / STUDY_FILE, ["name=other"]).cells()[0]
