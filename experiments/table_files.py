@@ -25,7 +25,7 @@ from dissensus.experiments.latex import booktabs
 from dissensus.experiments.loading import write_whole
 from dissensus.experiments.records import Run
 from dissensus.experiments.results import Results
-from dissensus.experiments.tables import Rows, arms_note, arms_rows, configuration_rows, markdown, turned
+from dissensus.experiments.tables import Rows, arms_note, arms_rows, configuration_rows, markdown, turned, without
 from dissensus.experiments.tables import verdict_rows as verdict_text
 
 _FINALS = ("arm", "seed", "quantity", "which", "worker", "bn", "step", "value", "stderr")
@@ -46,7 +46,9 @@ def write_tables(results: Results, findings: Sequence[Finding], folder: Path) ->
     _write_csv(folder / "verdicts.csv", _VERDICTS, map(_verdict_row, findings))
     arms = arms_rows(results) if len(results.order) > MANY else turned(arms_rows(results))
     _write_text(folder / "arms", arms, arms_note(results))
-    _write_text(folder / "verdicts", verdict_text(findings), rule(results, len(findings)), left=3)
+    said = verdict_text(findings)
+    narrow = without(said, "detectable", "p (t)", "p (signs)", "d_z")  # a column of text is not wider
+    _write_text(folder / "verdicts", said, rule(results, len(findings)), left=3, paper=narrow)
     keys, note = configuration_rows(results), "The keys in which the arms differ; everything else is equal."
     _write_text(folder / "configuration", keys, note, left=len(keys[0]))
     return folder
@@ -100,6 +102,6 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]
     write_whole(path, out.getvalue())
 
 
-def _write_text(path: Path, table: Rows, note: str, *, left: int = 1) -> None:
+def _write_text(path: Path, table: Rows, note: str, *, left: int = 1, paper: Rows | None = None) -> None:
     write_whole(path.with_suffix(".md"), f"{markdown(table, left=left)}\n{note}\n")
-    write_whole(path.with_suffix(".tex"), booktabs(*table, left=left, note=note))
+    write_whole(path.with_suffix(".tex"), booktabs(*(paper or table), left=left, note=note))

@@ -98,9 +98,16 @@ def verdict_row(f: Finding) -> list[str]:
 
 
 def verdict_rows(findings: Sequence[Finding]) -> Rows:
-    """All statements, one a row."""
-    header = ["statement", "than", *VERDICT_HEADER]
+    """All statements about the treatment, one a row."""
+    header = [f"{findings[0].treatment} has" if findings else "statement", "than", *VERDICT_HEADER]
     return header, [[f"a {f.question.words}{f.question.beyond}", f.control, *verdict_row(f)] for f in findings]
+
+
+def without(table: Rows, *names: str) -> Rows:
+    """The table without some of its columns."""
+    header, rows = table
+    kept = [at for at, name in enumerate(header) if name not in names]
+    return [header[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
 def signed(value: float, digits: int = 3) -> str:
