@@ -47,8 +47,8 @@ class Question:
 
 def questions(decision: Decision) -> list[Question]:
     """The statements of a study, in the order of its file."""
-    least = decision.minimum_effect
-    return [Question(QUANTITY[name], direction, least.get(name, 0.0)) for name, direction in decision.expect.items()]
+    least, expected = decision.least, decision.expected
+    return [Question(QUANTITY[name], direction, least.get(name, 0.0)) for name, direction in expected.items()]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def rule(results: Results, tests: int) -> str:
     of = "a two-sided paired t test" + (" or the permutation test of signs, whichever is larger" if both else "")
     least = (
         " Where a statement says by how much, what is tested is whether the difference is larger than that."
-        if results.decision.minimum_effect
+        if results.decision.least
         else ""
     )
     return (

@@ -246,9 +246,9 @@ class Decision(Section):
     """The arm that the statements are about, against each of the controls; the last one if not said."""
     controls: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
     """The arms that the treatment is held against; all others if not said."""
-    expect: Annotated[dict[str, Direction], Field(min_length=1)] = Field(default_factory=lambda: dict(EXPECTED))
+    expect: Annotated[dict[str, Direction], Field(min_length=1)] | None = None
     """What is stated of the treatment: a quantity, and whether it is `higher` or `lower` than the control's."""
-    minimum_effect: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    minimum_effect: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
     """By how much at least, in the unit of the records; 0 where nothing is said."""
     level: Annotated[float, Field(gt=0, le=0.5)] = 0.05
     note: str = ""
@@ -256,11 +256,21 @@ class Decision(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Decision:
-        check_known([*self.expect, *self.minimum_effect])
-        for name in self.minimum_effect:
-            if name not in self.expect:
+        check_known([*self.expected, *self.least])
+        for name in self.least:
+            if name not in self.expected:
                 raise ValueError(f"minimum_effect speaks of {name!r}, of which nothing is expected: add it to expect")
         return self
+
+    @property
+    def expected(self) -> Mapping[str, Direction]:
+        """What is stated; what the papers claim if nothing is said."""
+        return self.expect or EXPECTED
+
+    @property
+    def least(self) -> Mapping[str, float]:
+        """The smallest differences that count, where they are not 0."""
+        return self.minimum_effect or {}
 
     def check_arms(self, arms: Iterable[str]) -> None:
         """Refuses a treatment or a control that is no arm, and a treatment that is its own control."""
