@@ -59,7 +59,13 @@ class Results:
             return cls.of(runs)
         study = load(folder / STUDY_FILE)
         digests = {cell.digest for cell in study.cells()}
-        found = cls.of((run for run in runs if run.study.digest in digests), study.arms)
+        own = [run for run in runs if run.study.digest in digests]
+        if not own:
+            raise ConfigError(
+                f"none of the {len(runs)} runs in {folder} belongs to the study of its {STUDY_FILE}: run that study, "
+                "or remove the file to report the runs as they are"
+            )
+        found = cls.of(own, study.arms)
         # said by name: with runs missing, the last arm that is there need not be the last one of the study
         return replace(found, decision=study.decision.model_copy(update={"treatment": study.treatment}))
 

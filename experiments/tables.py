@@ -141,7 +141,8 @@ def _marked(text: str) -> str:
 def arms_table(results: Results) -> Any:
     """The arms as a `rich.table.Table` for the terminal: quantities as rows, or arms as rows where they are many."""
     many = len(results.order) > MANY
-    header, rows = arms_rows(results) if many else turned(arms_rows(results))
+    # so many lines are only read if they are single ones; the page has the other columns
+    header, rows = without(arms_rows(results), "envelope", "alignment") if many else turned(arms_rows(results))
     title = f"{results.name}: mean ± half-width of the 95 % interval over {len(results.seeds)} seeds, end of training"
     table = _table(title, {name: "left" if at == 0 else "right" for at, name in enumerate(header)})
     for at, row in enumerate(rows):

@@ -69,7 +69,13 @@ def envelope_figure(
             hollow = {**look, "markerfacecolor": "none"}
             left.plot(curve.steps, shown, linestyle="none", markersize=9, markeredgewidth=1.1, **hollow)
         ring = Line2D([], [], color="#444444", linestyle="none", marker="o", markersize=9, markerfacecolor="none")
-        left.legend([*handles, ring], [*labels, r"hollow: $\frac{1}{2}\mathrm{tr}(H\Sigma)$"])
+        # among many grey lines there is no empty corner
+        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 3}
+        left.legend(
+            [*handles, ring],
+            [*labels, r"hollow: $\frac{1}{2}\mathrm{tr}(H\Sigma)$"],
+            **(below if background[0] else {}),
+        )
         left.set(
             title="Hessian-weighted envelope",
             xlabel="step",

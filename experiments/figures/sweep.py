@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from scipy.special import stdtrit
 
 from dissensus.experiments.curves import Finals
+from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.figures.style import GREY, house_style, looks, new_figure
 
 MOST_ROWS = 150
@@ -40,8 +41,11 @@ def sweep_figure(panels: Mapping[str, Mapping[str, Finals]], coloured: Sequence[
 
 
 def _rows(ax: Axes, arms: Mapping[str, Finals], coloured: Sequence[str]) -> None:
-    import pandas as pd
-    import seaborn as sns
+    try:
+        import pandas as pd
+        import seaborn as sns
+    except ImportError:
+        raise ConfigError("the figure of many arms needs seaborn: pip install 'dissensus[plots]'") from None
 
     order = list(arms)
     seeds = max(len(found.values) for found in arms.values())

@@ -179,6 +179,13 @@ def test_runs_of_an_earlier_version_of_the_study_are_left_out(tmp_path: Path) ->
     assert all(len(runs) == 6 for runs in Results.read(folder).by_arm.values())
 
 
+def test_runs_of_another_study_alone_are_not_a_report(tmp_path: Path) -> None:
+    folder = written(tmp_path, seeds=1)
+    write(load(folder / STUDY_FILE, ["lr.peak=0.7"]), folder / STUDY_FILE)
+    with pytest.raises(ConfigError, match=r"none of the 2 runs in .* belongs to the study of its study\.toml"):
+        Results.read(folder)
+
+
 def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no run directory"):
         Results.read(tmp_path)
