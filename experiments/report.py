@@ -133,10 +133,10 @@ def _unfinished(results: Results) -> str:
         f"<li>{escape(r.arm)}, seed {r.seed}: {r.status}. {escape(str(r.summary.get('error', '')))}</li>"
         for r in results.unfinished
     )
-    words = (
-        "<b>Runs that did not finish</b> (their seeds are left out of every number, for all arms; an arm that finished "
-        "none is left out itself):"
-    )
+    words = "<b>Runs that did not finish</b> (their seeds are left out of every number, for all arms):"
+    if results.left_out:
+        names = escape(", ".join(results.left_out))
+        words = f"<b>Runs that did not finish</b>; with them no seed is common to all arms without leaving out {names}:"
     return f"<p>{words}</p><ul>{items}</ul>"
 
 

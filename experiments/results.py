@@ -1,8 +1,8 @@
 """What the run directories of one study say together: curves, final numbers and predictions per arm, seeds as rows.
 
-Only runs that ended `ok` enter the numbers; all others are listed beside them. An arm without any is left out: one that
-diverges on every seed may not take a whole sweep with it. The others are compared on the seeds that every one of them
-finished, so that pairs stay pairs.
+Only runs that ended `ok` enter the numbers; all others are listed beside them. Arms are compared on the seeds that
+every one of them finished, so that pairs stay pairs. Where that would be none, the arms that finished the fewest are
+left out: one that diverges on every seed may not take a whole sweep with it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Results:
 
     @classmethod
     def of(cls, runs: Iterable[Run], order: Iterable[str] = ()) -> Results:
-        """From runs; the arms that finished any, in the given order, others behind in the order of their names."""
+        """From runs; the arms in the given order, others behind in the order of their names."""
         runs = tuple(runs)
         if not runs:
             raise ConfigError("there are no runs to report")
@@ -44,7 +44,7 @@ class Results:
             raise ConfigError(
                 f"these runs belong to different studies: {', '.join(sorted(names))}; report one at a time"
             )
-        arms = {run.arm for run in runs if run.status == "ok"} or {run.arm for run in runs}
+        arms = _comparable(runs)
         listed = [arm for arm in order if arm in arms]
         return cls(names.pop(), runs, (*listed, *sorted(arms - set(listed))))
 
@@ -84,6 +84,11 @@ class Results:
     def unfinished(self) -> list[Run]:
         """Runs that failed or were interrupted."""
         return [run for run in self.runs if run.status != "ok"]
+
+    @property
+    def left_out(self) -> list[str]:
+        """The arms that have runs but no number."""
+        return sorted({run.arm for run in self.runs} - set(self.order))
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -160,6 +165,16 @@ class Results:
         return "; ".join(
             f"{r.arm} seed {r.seed} {r.status} {r.summary.get('error', '')}".strip() for r in self.unfinished
         )
+
+
+def _comparable(runs: Iterable[Run]) -> set[str]:
+    """The arms, without those that finished the fewest seeds until the others have one in common."""
+    finished: dict[str, set[int]] = {}
+    for run in runs:
+        finished.setdefault(run.arm, set()).update([run.seed] if run.status == "ok" else [])
+    while len(finished) > 1 and not set.intersection(*finished.values()):
+        del finished[min(finished, key=lambda arm: len(finished[arm]))]
+    return set(finished)
 
 
 def _last(run: Run, name: str, which: str | None) -> float:

@@ -95,14 +95,28 @@ def test_a_failed_run_takes_its_seed_out_of_every_arm_and_is_named(tmp_path: Pat
     assert "base, seed 0: failed. worker 1 &lt;has&gt; the loss nan" in page
 
 
+def failed(folder: Path, runs: str) -> None:
+    for summary in folder.glob(f"{runs}-*/summary.json"):
+        summary.write_text('{"status": "failed", "error": "the loss is nan"}')
+
+
 def test_an_arm_that_finished_nothing_is_left_out_and_does_not_hand_its_role_on(tmp_path: Path) -> None:
     folder = written(tmp_path)
-    for summary in folder.glob("treat-*/summary.json"):
-        summary.write_text('{"status": "failed", "error": "the loss is nan"}')
+    failed(folder, "treat")
     report = write_report(folder)
     assert report.results.order == ("base",)
     assert (report.results.treatment, report.findings) == ("treat", [])
-    assert report.path.read_text().count("treat, seed") == 6
+    page = report.path.read_text()
+    assert page.count("treat, seed") == 6
+    assert "without leaving out treat:" in page
+
+
+def test_of_arms_without_a_common_seed_those_that_finished_most_are_shown(tmp_path: Path) -> None:
+    folder = written(tmp_path, seeds=3)
+    failed(folder, "treat-s0")
+    failed(folder, "base-s[12]")
+    results = Results.read(folder)
+    assert (results.order, results.seeds, results.left_out) == (("treat",), [1, 2], ["base"])
 
 
 def test_tables_recompute_from_the_raw_lines(tmp_path: Path) -> None:
@@ -191,9 +205,8 @@ def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
         Results.read(tmp_path)
     with pytest.raises(ConfigError, match="there are no runs to report"):
         Results.of([])
-    folder = written(tmp_path, seeds=2, broken=True)
-    for summary in folder.glob("treat-s1-*/summary.json"):
-        summary.unlink()
+    folder = written(tmp_path, seeds=1, broken=True)
+    failed(folder, "treat")
     with pytest.raises(ConfigError, match="has no seed that all of its arms finished: base seed 0 failed worker 1"):
         write_report(folder)
     other = load(folder / STUDY_FILE, ["name=other"]).cells()[0]

@@ -97,9 +97,10 @@ def test_text_tables_hold_every_row_and_survive_any_label(folder: Path) -> None:
 
 def test_symbols_become_mathematics() -> None:
     assert latex("(3.5 ± 1.7)·10⁻⁹") == r"(3.5 $\pm$ 1.7)$\cdot$10$^{-9}$"
-    assert latex("Ξ, λ max, ΑΒ, ϕ, ς, ά, 8 × 2, L₂, ł, ą, Đ, ¼, 学") == (
-        r"$\Xi$, $\lambda$ max, AB, $\phi$, $\sigma$, $\alpha$, 8 $\times$ 2, L$_{2}$, ł, a, ?, ?, ?"
+    assert latex("Ξ, λ max, ΑΒ, ϕ, ς, ά, 8 × 2, L₂, ł, ą, Đ, ¼, ϝ, 学") == (
+        r"$\Xi$, $\lambda$ max, AB, $\phi$, $\sigma$, $\alpha$, 8 $\times$ 2, L$_{2}$, ł, a, ?, ?, ?, ?"
     )
+    assert latex("[x] *") == "{[}x{]} {*}"  # else an argument of the line before
     assert latex("two\nlines\t\x07") == "two lines ?"
     assert booktabs(["a", "b"], [["[x]", "*"]], note="50 %\nmore").startswith("% 50 %\n% more\n\\begin{tabular}{lr}\n")
 
