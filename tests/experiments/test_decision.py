@@ -122,6 +122,10 @@ def test_the_smallest_difference_that_counts(made, noisy) -> None:
             (found,) = compare(Results.read(folder))
             assert found.word == word, (least, direction)
     assert found.statement == "b has a lower test accuracy than a, by more than 50 points"
+    assert found.detectable is not None
+    assert found.detectable[0] == pytest.approx(
+        0.5 + detectable_effect(6) * float(np.std(found.test.differences, ddof=1))
+    )
     assert "is larger than that" in rule(Results.read(folder), 1)
 
 
