@@ -1,11 +1,12 @@
 """Executes the notebooks from their scripts, two at a time, each in a kernel and a folder of its own.
 
-`python .ci/notebooks.py` fails if a cell fails or a notebook takes longer than two minutes, and says how long each took;
-`--refresh` also writes the .ipynb files beside the scripts, whole; names behind it choose some of them.
+`python .ci/notebooks.py` fails if a cell fails or a notebook takes longer than two minutes, and says how long each
+took; `--refresh` also writes the .ipynb files beside the scripts, whole; names choose some of them.
 """
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 import time
@@ -15,11 +16,12 @@ from pathlib import Path
 import jupytext
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
 SECONDS = 120
 AT_ONCE = 2
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def executed(script: Path) -> tuple[nbformat.NotebookNode, float]:
@@ -27,7 +29,9 @@ def executed(script: Path) -> tuple[nbformat.NotebookNode, float]:
     notebook = jupytext.read(script)
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()
-        NotebookClient(notebook, timeout=2 * SECONDS, resources={"metadata": {"path": scratch}}).execute()
+        quiet = ["--log-level=ERROR"]
+        where = {"metadata": {"path": scratch}}
+        NotebookClient(notebook, timeout=2 * SECONDS, resources=where, extra_arguments=quiet).execute()
         took = time.perf_counter() - began
     for at, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{at}", nbformat.NotebookNode()
@@ -40,8 +44,8 @@ def run(script: Path, refresh: bool) -> str:
     """Executes one script, and returns what is wrong with it, or nothing."""
     try:
         notebook, took = executed(script)
-    except CellExecutionError as error:
-        return f"{script.name}: a cell failed\n{error}"
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        return COLOUR.sub("", f"{script.name}: a cell failed\n{error}")
     print(f"{script.name}: {took:.0f} s", flush=True)
     if refresh:
         target = script.with_suffix(".ipynb")

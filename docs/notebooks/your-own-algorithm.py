@@ -197,7 +197,7 @@ with house_style():
     ax.tick_params(which="minor", length=0)
 show(figure)
 only = [m.__name__ for m, row in zip(mistakes, seen) if np.nansum(row) == 1 and row[laws.index("matrix form")] == 1]
-print(f"every mistake was noticed: {bool((np.nansum(seen, axis=1) > 0).all())}")
+assert (np.nansum(seen, axis=1) > 0).all(), "a mistake that nobody noticed"
 print(f"noticed by the matrix form alone: {', '.join(only) or 'none'}")
 
 # %% [markdown]
@@ -284,6 +284,7 @@ for seed, g in enumerate((0.1, 0.3, 0.5, 0.7), start=1):
     rows.append({"gamma": g, "predicted": mean, "measured": per_copy.mean(), "error": per_copy.std() / copies**0.5})
 table = pd.DataFrame(rows)
 table["in errors"] = (table.measured - table.predicted) / table.error
+assert table["in errors"].abs().max() < 4
 display(table.round(5))
 with house_style():
     figure = new_figure(8.0, 3.2)
@@ -317,7 +318,7 @@ def trained(wrap):
 
 
 door = partial(dissensus.decentralize, algorithm=Delayed(), topology="ring")
-print(f"the plain loop, to the bit: {torch.equal(trained(door), trained(lambda opt, model: opt))}")
+assert torch.equal(trained(door), trained(lambda opt, model: opt))
 
 # %% [markdown]
 # Under `torchrun --nproc-per-node 4` the same lines are four workers that exchange delayed messages. Where to go from here:

@@ -1,0 +1,36 @@
+"""A hook of mkdocs: an executed notebook is a page, with its figures, through the Markdown of all other pages."""
+
+import re
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
+
+PICTURE = re.compile(r"!\[png\]\((\S+?)\)")
+TABLE = re.compile(r'<div>\s*<style scoped>.*?</style>\s*<table border="1" class="dataframe">(.*?)</table>\s*</div>', re.S)
+LINK = re.compile(r"(?<!\.ipynb)\]\(([\w./-]+)\.ipynb\)")
+"""To a notebook by its title; where the words are the file's name, the file is meant."""
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    """Makes a page of every notebook; the notebook itself and its script stay beside it, to be taken along."""
+    for file in [found for found in files if found.src_uri.endswith(".ipynb")]:
+        page = file.src_uri.removesuffix(".ipynb")
+        stem = page.rsplit("/", 1)[-1]
+        text, made = MarkdownExporter().from_filename(file.abs_src_path, resources={"unique_key": stem})
+        for name, data in made["outputs"].items():
+            files.append(File.generated(config, page.removesuffix(stem) + name, content=data))
+        files.append(File.generated(config, f"{page}.md", content=_page(text, stem)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to notebooks, which work in the repository, lead to their pages."""
+    return LINK.sub(r"](\1.md)", markdown)
+
+
+def _page(text: str, stem: str) -> str:
+    text = PICTURE.sub(r"![figure](\1)", text)
+    text = TABLE.sub(r"<div><table>\1</table></div>", text)
+    title, _, rest = text.lstrip().partition("\n")
+    return f"{title}\n\nTo run it yourself: [{stem}.ipynb]({stem}.ipynb), or as a script [{stem}.py]({stem}.py).\n{rest}"
