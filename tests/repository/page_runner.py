@@ -14,7 +14,8 @@ import traceback
 from pathlib import Path
 
 ROOMS = ("theory", "algorithms", "probes", "experiments", "testing")
-ALSO = ("cvxpy", "matplotlib.figure", "pandas", "scipy.optimize", "sklearn.datasets", "torch.func")
+OURS = ("dissensus.experiments.cell", "dissensus.experiments.planning.ranking", "dissensus.theory.certificates")
+ALSO = ("cvxpy", "matplotlib.figure", "pandas", "scipy.optimize", "sklearn.datasets", "torch._dynamo", "torch.func")
 SECONDS = 240
 
 
@@ -55,7 +56,7 @@ def _inside(request: dict, said: Path) -> int:
 
 def main() -> None:
     """Imports, then serves until standard input ends."""
-    for name in (*(f"dissensus.{room}" for room in ROOMS), "dissensus.experiments.cell", *ALSO):
+    for name in (*(f"dissensus.{room}" for room in ROOMS), *OURS, *ALSO):
         importlib.import_module(name)
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)  # noqa: T201
