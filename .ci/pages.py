@@ -7,7 +7,11 @@ from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 
 PICTURE = re.compile(r"!\[png\]\((\S+?)\)")
-TABLE = re.compile(r'<div>\s*<style scoped>.*?</style>\s*<table border="1" class="dataframe">(.*?)</table>\s*</div>', re.S)
+TABLE = re.compile(
+    r'<div>\s*<style scoped>.*?</style>\s*<table border="1" class="dataframe">(.*?)</table>\s*</div>', re.S
+)
+FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
+PRINTED = re.compile(r"(?:^ {4}.*\n|^\n(?= {4}))+", re.M)
 LINK = re.compile(r"(?<!\.ipynb)\]\(([\w./-]+)\.ipynb\)")
 """To a notebook by its title; where the words are the file's name, the file is meant."""
 
@@ -29,8 +33,21 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return LINK.sub(r"](\1.md)", markdown)
 
 
+def _table(found: re.Match[str]) -> str:
+    rows = re.sub(r">\s+<", "><", found[1].replace(' style="text-align: right;"', "")).strip()
+    return f'<div class="frame"><table>{rows}</table></div>'
+
+
+def _output(printed: re.Match[str]) -> str:
+    lines = "\n".join(line[4:].rstrip() for line in printed[0].strip("\n").split("\n"))
+    return f"\n```output\n{lines}\n```\n" if lines.strip() else printed[0]
+
+
 def _page(text: str, stem: str) -> str:
     text = PICTURE.sub(r"![figure](\1)", text)
-    text = TABLE.sub(r"<div><table>\1</table></div>", text)
+    text = TABLE.sub(_table, text)
+    text = "".join(part if part.startswith("```") else PRINTED.sub(_output, part) for part in FENCED.split(text))
     title, _, rest = text.lstrip().partition("\n")
-    return f"{title}\n\nTo run it yourself: [{stem}.ipynb]({stem}.ipynb), or as a script [{stem}.py]({stem}.py).\n{rest}"
+    return (
+        f"{title}\n\nTo run it yourself: [{stem}.ipynb]({stem}.ipynb), or as a script [{stem}.py]({stem}.py).\n{rest}"
+    )

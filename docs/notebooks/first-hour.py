@@ -84,7 +84,7 @@ with house_style():
     ax.set(yscale="log", xlabel="step", ylabel="Ξ (at the bottom: none left)", title="Averaging with neighbours")
     ax.legend()
 show(figure)
-display(pd.DataFrame(rows).round(3))
+display(pd.DataFrame(rows).set_index("topology").round(3))
 
 # %% [markdown]
 # *Look at where the lines end.* The complete graph agrees at once, for many messages. One peer at a time, in the right

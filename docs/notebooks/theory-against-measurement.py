@@ -150,7 +150,7 @@ display(pd.DataFrame(rows).round(2))
 # %%
 study = load(
     name="theory",
-    seeds=[0, 1],
+    seeds=[0, 1, 2, 3],
     data={"name": "digits", "noise": 0.2},
     model={"name": "mlp", "width": 32},
     topology={"name": "ring"},

@@ -1,8 +1,9 @@
 """Runs code blocks and command lines of pages, each in a process of its own that begins with everything imported.
 
 A request is a line of JSON on standard input, `{"folder": ..., "code": ...}` or `{"folder": ..., "arguments": [...]}`;
-the answer a line on standard output: the exit code and what was said on standard error. A process is forked for each
-request, so nothing that a block registers, draws or switches on reaches the next one, and none pays for an import.
+the answer a line on standard output: the exit code, and what was said on standard error and standard output. A process
+is forked for each request, so nothing that a block registers, draws or switches on reaches the next one, and none pays
+for an import.
 """
 
 import importlib
@@ -19,25 +20,25 @@ ALSO = ("cvxpy", "matplotlib.figure", "pandas", "scipy.optimize", "sklearn.datas
 SECONDS = 240
 
 
-def answer(request: dict) -> tuple[int, str]:
+def answer(request: dict) -> tuple[int, str, str]:
     """Forks, waits, and tells how it ended."""
-    said = Path(request["folder"], "stderr")
+    said, printed = (Path(request["folder"], name) for name in ("stderr", "stdout"))
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            code = _inside(request, said)
+            code = _inside(request, said, printed)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status, said.read_text() if said.exists() else ""
+    return status, said.read_text(), printed.read_text()
 
 
-def _inside(request: dict, said: Path) -> int:
+def _inside(request: dict, said: Path, printed: Path) -> int:
     signal.alarm(SECONDS)
-    for stream, path in ((0, "/dev/null"), (1, "/dev/null"), (2, str(said))):
+    for stream, path in ((0, "/dev/null"), (1, str(printed)), (2, str(said))):
         os.dup2(os.open(path, os.O_RDONLY if stream == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     os.chdir(request["folder"])
     try:

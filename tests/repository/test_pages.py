@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def commands(body: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Callable[..., None]]:
+def run() -> Iterator[Callable[..., str]]:
     runner = subprocess.Popen(
         [sys.executable, "-W", "error::UserWarning", str(Path(__file__).with_name("page_runner.py"))],
         stdin=subprocess.PIPE,
@@ -56,19 +57,41 @@ def run() -> Iterator[Callable[..., None]]:
     assert runner.stdin is not None
     assert runner.stdout is not None
 
-    def ask(folder: Path, **request: object) -> None:
+    def ask(folder: Path, **request: object) -> str:
         print(json.dumps({"folder": str(folder), **request}), file=runner.stdin, flush=True)
-        code, said = json.loads(runner.stdout.readline())
+        code, said, printed = json.loads(runner.stdout.readline())
         assert code == 0, said
+        return printed
 
     with runner:
         yield ask
         runner.stdin.close()
 
 
-@pytest.mark.parametrize("code", [pytest.param(body, id=place) for place, body in blocks("python")])
-def test_python_blocks_run(code: str, run: Callable[..., None], tmp_path: Path) -> None:
-    run(tmp_path, code=code)
+def python_blocks() -> list:
+    """Every block of Python with what the page says that it prints: an `output` block right behind it, or nothing."""
+    found = []
+    for page in PAGES:
+        fences = list(FENCE.finditer(page.read_text()))
+        for at, (fence, behind) in enumerate(zip_longest(fences, fences[1:])):
+            if fence[1] != "python":
+                continue
+            adjacent = (
+                behind is not None and behind[1] == "output" and not behind.string[fence.end() : behind.start()].strip()
+            )
+            shown = behind[2] if behind is not None and adjacent else None
+            found.append(pytest.param(fence[2], shown, id=f"{page.relative_to(ROOT)}#{at}"))
+    return found
+
+
+@pytest.mark.parametrize(("code", "shown"), python_blocks())
+def test_python_blocks_run(code: str, shown: str | None, run: Callable[..., str], tmp_path: Path) -> None:
+    printed = run(tmp_path, code=code)
+    assert shown is None or printed.split() == shown.split(), f"the page does not show what this prints:\n{printed}"
+
+
+def test_every_output_block_is_behind_the_code_that_prints_it() -> None:
+    assert sum(block.values[1] is not None for block in python_blocks()) == len(blocks("output"))
 
 
 def console_lines() -> list:
@@ -80,7 +103,7 @@ def console_lines() -> list:
 
 
 @pytest.mark.parametrize(("line", "places"), console_lines())
-def test_console_lines_succeed(line: str, places: list[str], run: Callable[..., None], tmp_path: Path) -> None:
+def test_console_lines_succeed(line: str, places: list[str], run: Callable[..., str], tmp_path: Path) -> None:
     if not any(place.startswith(str(BY_PROCESS.relative_to(ROOT))) for place in places):
         run(tmp_path, arguments=shlex.split(line))
         return
@@ -89,7 +112,7 @@ def test_console_lines_succeed(line: str, places: list[str], run: Callable[..., 
     assert done.returncode == 0, done.stderr
 
 
-def test_one_block_leaves_nothing_to_the_next(run: Callable[..., None], tmp_path: Path) -> None:
+def test_one_block_leaves_nothing_to_the_next(run: Callable[..., str], tmp_path: Path) -> None:
     run(tmp_path, code="import numpy, dissensus.theory as t\nnumpy.left = t.left = 1\nopen('left', 'w').close()")
     (tmp_path / "other").mkdir()
     run(tmp_path / "other", code="import numpy, dissensus.theory as t, os\nassert not hasattr(t, 'left')\n"
