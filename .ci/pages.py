@@ -1,11 +1,16 @@
-"""A hook of mkdocs: an executed notebook is a page, with its figures, through the Markdown of all other pages."""
+"""A hook of mkdocs: an executed notebook is a page, through the Markdown of all others; the reference is complete."""
 
+import importlib
 import re
+import zlib
+from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 
+ROOMS = ("theory", "algorithms", "probes", "experiments", "testing")
 PICTURE = re.compile(r"!\[png\]\((\S+?)\)")
 TABLE = re.compile(
     r'<div>\s*<style scoped>.*?</style>\s*<table border="1" class="dataframe">(.*?)</table>\s*</div>', re.S
@@ -31,6 +36,23 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links to notebooks, which work in the repository, lead to their pages."""
     return LINK.sub(r"](\1.md)", markdown)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Refuses a site whose reference leaves out a name that a room offers."""
+    written = zlib.decompress(Path(config.site_dir, "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
+    known = {line.split(" ", 1)[0] for line in written.splitlines()}
+    for room in ROOMS:
+        door = importlib.import_module(f"dissensus.{room}")
+        homes = {name: getattr(getattr(door, name), "__module__", door.__name__) for name in door.__all__}
+        last = {name.rsplit(".", 1)[-1] for name in known if name.startswith(f"{door.__name__}.")}
+        left_out = [
+            name
+            for name, home in homes.items()
+            if not {f"{door.__name__}.{name}", f"{home}.{name}"} & known and not (name.isupper() and name in last)
+        ]
+        if left_out:
+            raise PluginError(f"docs/reference/{room}.md leaves out {', '.join(left_out)}: add ::: with the full path")
 
 
 def _table(found: re.Match[str]) -> str:

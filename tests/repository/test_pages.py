@@ -54,18 +54,19 @@ def run() -> Iterator[Callable[..., str]]:
         text=True,
         env={"OMP_NUM_THREADS": "1"} | os.environ,
     )
-    assert runner.stdin is not None
-    assert runner.stdout is not None
+    requests, answers = runner.stdin, runner.stdout
+    assert requests is not None
+    assert answers is not None
 
     def ask(folder: Path, **request: object) -> str:
-        print(json.dumps({"folder": str(folder), **request}), file=runner.stdin, flush=True)
-        code, said, printed = json.loads(runner.stdout.readline())
+        print(json.dumps({"folder": str(folder), **request}), file=requests, flush=True)
+        code, said, printed = json.loads(answers.readline())
         assert code == 0, said
         return printed
 
     with runner:
         yield ask
-        runner.stdin.close()
+        requests.close()
 
 
 def python_blocks() -> list:
@@ -165,10 +166,11 @@ def check_command(words: list[str], *, whole: bool) -> None:
             assert parser.open_keys, f"{verb} has no {flag}"
             section, dot, key = flag.removeprefix("--").partition(".")
             assert bool(dot) != (verb == "topology"), f"{verb} has no {flag}"
-            model = Study.model_fields.get(section)
-            assert not dot or model is not None or section == "algorithm", f"there is no section [{section}]"
-            fields = getattr(model.annotation, "model_fields", {}) if model else {}
-            closed = fields and getattr(model.annotation, "model_config", {}).get("extra") == "forbid"
+            found = Study.model_fields.get(section)
+            assert not dot or found is not None or section == "algorithm", f"there is no section [{section}]"
+            model = None if found is None else found.annotation
+            fields = getattr(model, "model_fields", {})
+            closed = getattr(model, "model_config", {}).get("extra") == "forbid"
             assert not closed or key in fields, f"section [{section}] has no key {key}"
 
 
