@@ -172,7 +172,7 @@ table = pd.DataFrame(rows).set_index("gamma")
 display((table / table.loc[1.0]).round(2))
 
 # %% [markdown]
-# Which of the two it is, and what the noise is, can be measured; then nothing is left open. That is the notebook
+# Which of the two it is, and how large the noise, can be measured, too: see the notebook
 # [Theory against measurement](theory-against-measurement.ipynb).
 #
 # ## Which weights?
