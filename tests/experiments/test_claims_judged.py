@@ -197,7 +197,7 @@ def test_exponents_of_a_power_law_are_found() -> None:
 
     def arm(power: float, theory: float) -> dict:
         return {
-            "consensus_distance@workers": [[(t, (1 + 1e-4 * s * t) * rate[t] ** power) for t in steps] for s in range(5)],
+            "consensus_distance@workers": [[(t, (1 + 1e-5 * s * t * (5 - power)) * rate[t] ** power) for t in steps] for s in range(5)],
             "consensus_distance@theory": [[(t, rate[t] ** theory) for t in steps] for _ in range(5)],
             "lr": [[(t, rate[t]) for t in steps] for _ in range(5)],
         }

@@ -60,10 +60,10 @@ def slopes(results: Results) -> list[Part]:
 
 
 def _slopes(x: np.ndarray | list[np.ndarray], y: np.ndarray) -> np.ndarray:
-    """Least-squares slopes, row by row; 0 where x does not vary."""
+    """Least-squares slopes, row by row; exactly 0 where x or y does not vary, which rounding must not turn into one."""
     slopes = []
     for a, b in zip(x, y, strict=True):
         away = a - a.mean()
         spread = float(away @ away)
-        slopes.append(float(away @ b) / spread if spread > 0 else 0.0)
+        slopes.append(float(away @ b) / spread if spread > 0 and np.ptp(b) > 0 else 0.0)
     return np.array(slopes)
