@@ -54,7 +54,7 @@ def rows(one: Verified) -> list[list[str]]:
         [
             part.statement if part.counts else f"({part.statement})",
             part.verdict if part.counts else f"({part.verdict})",
-            _effect(part),
+            number(part),
             _interval(part),
             _probability(part.pvalue),
             _count(part) if part.n is not None else "–",
@@ -108,7 +108,8 @@ def _run(one: Verified) -> str:
     return f"{one.made.get('date', '–')}, {one.seconds:.0f} s, Python {one.made.get('python', '–')}, {kept}"
 
 
-def _effect(part: Part) -> str:
+def number(part: Part) -> str:
+    """The number that a verdict goes by, with its unit."""
     return "–" if part.effect is None else f"{_number(part.effect)} {part.unit}".strip()
 
 

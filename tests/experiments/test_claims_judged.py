@@ -197,7 +197,9 @@ def test_exponents_of_a_power_law_are_found() -> None:
 
     def arm(power: float, theory: float) -> dict:
         return {
-            "consensus_distance@workers": [[(t, (1 + 1e-5 * s * t * (5 - power)) * rate[t] ** power) for t in steps] for s in range(5)],
+            "consensus_distance@workers": [
+                [(t, (1 + 1e-5 * s * t * (5 - power)) * rate[t] ** power) for t in steps] for s in range(5)
+            ],
             "consensus_distance@theory": [[(t, rate[t] ** theory) for t in steps] for _ in range(5)],
             "lr": [[(t, rate[t]) for t in steps] for _ in range(5)],
         }
@@ -227,3 +229,15 @@ def test_equal_training_loss_is_met_on_the_way() -> None:
 def test_an_unmeasured_quantity_is_an_error_with_its_name() -> None:
     with pytest.raises(ConfigError, match="envelope of arm 'dsgd-ac' was not measured"):
         envelope_penalty.penalty(BETTER)
+
+
+def test_a_study_with_the_arms_of_a_claim_is_asked_it() -> None:
+    from dissensus.experiments.claims.reported import claim_rows
+
+    rows = {row.title: row for row in claim_rows(FLATTER)}
+    assert [row.verdict for row in rows.values()] == ["supported"]  # the others need what was not measured
+    assert any("smaller Hessian trace than dsgd" in part for row in rows.values() for part in row.parts)
+    turned = claim_rows(swapped(FLATTER, "dsgd-ac", "dsgd"))
+    assert [row.verdict for row in turned] == ["not supported"]
+    assert claim_rows(MOMENTA)[0].verdict == "supported"
+    assert claim_rows(planted("other", {"a": {"test_loss": [1.0, 2.0]}, "b": {"test_loss": [1.0, 2.0]}})) == []
