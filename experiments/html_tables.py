@@ -92,8 +92,8 @@ def claims(rows: Sequence[ClaimRow]) -> str:
         )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     lead = (
-        '<p class="soft">Claims of the literature that a study with these arms can be asked, each by the rule that stands '
-        "with it (<code>dissensus verify NAME --show</code>); a claim is supported if all of its parts are.</p>"
+        '<p class="soft">Claims of the literature that a study with these arms can be asked, each by the rule that '
+        "stands with it (<code>dissensus verify NAME --show</code>); a claim is supported if all of its parts are.</p>"
     )
     return f'<h2 id="claims">Claims</h2>\n{lead}\n<div class="wide">{table}</div>'
 

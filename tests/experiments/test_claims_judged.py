@@ -174,7 +174,7 @@ def test_identical_arms_support_nothing(name: str) -> None:
 
 def _compares(part: Part) -> bool:
     """Whether a part holds two arms against each other, rather than one against a number or with a margin."""
-    return not any(word in part.statement for word in ("above 1 ", "chance", "not worse"))
+    return not any(word in part.statement for word in ("above 1,", "chance", "not worse"))
 
 
 def test_arms_without_a_difference_gain_nothing() -> None:
