@@ -1,10 +1,11 @@
 """What is measured once, at the end of a run, where `probes.at_end` names it: dearer, or of interest only there.
 
-| name | recorded as | of |
-|---|---|---|
-| `average` | `average_sharpness`: mean rise of the loss under Gaussian perturbations of length `probes.radius` | consensus |
-| `captured` | `captured`: share of the disagreement in the space of the ten top eigenvectors; `captured_chance` beside it | workers |
-| `dispersion` | `norm_dispersion`: coefficient of variation over workers of a parameter tensor's norm, mean over tensors | workers |
+- `average` (recorded as `average_sharpness`, of the consensus model): the mean rise of the loss under Gaussian
+  perturbations of length `probes.radius`;
+- `captured` (of the workers): the share of the disagreement in the space of the ten top eigenvectors, and
+  `captured_chance`, what a disagreement without direction would have there;
+- `dispersion` (`norm_dispersion`, of the workers): the coefficient of variation over workers of a parameter tensor's
+  norm, mean over tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from dissensus.probes import Curvature, consensus_distance, top_eigenvalues
@@ -43,9 +43,7 @@ def measure_at_end(setup: Setup, seen: Snapshot, module: nn.Module, recorder: Re
 
 def _average(setup: Setup, seen: Snapshot, module: nn.Module, recorder: Recorder, seed: int, about: Any) -> None:
     radius = setup.cell.probes.radius or RADIUS
-    found = average_sharpness(
-        module, setup.data.task.loss, setup.probe_batches, Gaussian(radius), dtype=torch.float64, seed=seed
-    )
+    found = average_sharpness(module, setup.data.task.loss, setup.probe_batches, Gaussian(radius), seed=seed)
     recorder.probe(seen.t, "average_sharpness", found.to_dict(), which="consensus", radius=radius, **about)
 
 

@@ -10,4 +10,4 @@ class ConfigError(DissensusError):
 
 
 class DataMissingError(ConfigError):
-    """A data set that is not on this machine, or the package that carries it: the message says where it is to be had."""
+    """Data, or the package that carries them, are not on this machine: the message says where they are to be had."""

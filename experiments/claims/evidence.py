@@ -60,6 +60,10 @@ def study_files(name: str, scale: Scale) -> list[Path]:
     return chosen
 
 
-def load_studies(name: str, scale: Scale) -> list[Study]:
-    """The study of that name at a scale, and its variants."""
-    return [load(file) for file in study_files(name, scale)]
+def load_studies(name: str, scale: Scale, places: Mapping[str, str] | None = None) -> list[Study]:
+    """The study of that name at a scale, and its variants; `places` says where data sets are, by name."""
+    found = [load(file) for file in study_files(name, scale)]
+    if not places:
+        return found
+    moved = [(file, places.get(study.data.name)) for file, study in zip(study_files(name, scale), found, strict=True)]
+    return [load(file, [] if place is None else [f"data.path={place}"]) for file, place in moved]

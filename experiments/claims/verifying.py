@@ -26,7 +26,6 @@ from dissensus.experiments.claims.registry import claims, find
 from dissensus.experiments.config import Data, Study
 from dissensus.experiments.data import dataset
 from dissensus.experiments.errors import DataMissingError
-from dissensus.experiments.progress import Progress
 from dissensus.experiments.records import write_json
 from dissensus.experiments.results import Results
 from dissensus.experiments.study import run_study
@@ -88,6 +87,7 @@ def verify(
     processes: int = 1,
     resume: bool = False,
     seed: int = 0,
+    places: Mapping[str, str] | None = None,
     progress: Callable[[str], Any] | None = None,
     tell: Callable[[Verified], None] | None = None,
 ) -> list[Verified]:
@@ -100,6 +100,7 @@ def verify(
         processes: how many runs of a study, or processes of a check, there are at a time.
         resume: keeps what is there already.
         seed: where computed checks start their random numbers.
+        places: where data sets are, by name, if not where the studies say.
         progress: gives, for the name of a study, what shows its progress (a context manager).
         tell: is told of every verdict as it is reached.
     """
@@ -109,7 +110,7 @@ def verify(
     verdicts = []
     for claim in chosen:
         began = time.perf_counter()
-        needed = {name: load_studies(name, scale) for name in claim.studies}
+        needed = {name: load_studies(name, scale, places) for name in claim.studies}
         file = place / "verdicts" / f"{claim.name}.json"
         mark = _mark(claim, scale, needed, seed)
         kept = _kept(file, claim, mark) if resume else None

@@ -24,17 +24,10 @@ VERBS: dict[str, str] = {
     "export": "the consensus model of a run or checkpoint as plain safetensors, for anybody to load",
     "study": "arms x seeds from a configuration file, with paired statistics",
     "report": "rebuild the report of a finished run directory",
+    "verify": "claims of the literature, put to the test: verdicts with effect, interval, seeds",
     "bench": "speed, as ratios against a peer or a physical limit in the same run",
 }
 """Every verb and its line of help, so that `--help` need not load any of them."""
-
-UNBUILT: dict[str, tuple[str, str]] = {
-    "verify": (
-        "claims of the literature, put to the test",
-        "`dissensus study` compares arms with a rule fixed beforehand",
-    ),
-}
-"""Verbs that are promised and not there: what they will do, and the nearest thing that works today."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,10 +77,8 @@ def _run(arguments: list[str]) -> int:
     from dissensus.theory.errors import DissensusError, nearest
 
     verb, rest = arguments[0], arguments[1:]
-    if verb in UNBUILT:
-        raise UsageError(f"{verb!r} is not built yet; what works today: {UNBUILT[verb][1]}")
     if verb not in VERBS:
-        raise UsageError(f"unknown verb {verb!r}{nearest(verb, [*VERBS, *UNBUILT])}")
+        raise UsageError(f"unknown verb {verb!r}{nearest(verb, VERBS)}")
     module = importlib.import_module(f"dissensus.experiments.cli.{verb}")
     summary, parts = VERBS[verb], getattr(module, "PARTS", None)
     if parts is not None:
@@ -114,7 +105,7 @@ def _parts(verb: str, parts: dict[str, str]) -> str:
 
 
 def _overview() -> str:
-    width = max(map(len, [*VERBS, *UNBUILT]))
+    width = max(map(len, VERBS))
     lines = [
         "usage: dissensus VERB [options]",
         "",
@@ -122,8 +113,6 @@ def _overview() -> str:
         "",
     ]
     lines += [f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items()]
-    lines += ["", "Promised, not built yet:"]
-    lines += [f"  {verb:<{width}}  {summary}" for verb, (summary, _) in UNBUILT.items()]
     lines += [
         "",
         "`dissensus VERB --help` tells the rest. Exit codes: 0 done, 1 check failed, 2 wrong use, 130 Ctrl-C.",

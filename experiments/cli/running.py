@@ -137,6 +137,7 @@ def conclude(
         print_json(
             {
                 "report": str(report.path) if report else None,
+                "tables": str(report.tables) if report else None,
                 "runs": [vars(outcome) | {"path": str(outcome.path)} for outcome in outcomes],
                 "findings": [f.to_dict() for f in report.findings] if report else [],
             }

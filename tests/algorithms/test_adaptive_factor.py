@@ -117,3 +117,39 @@ def test_algorithms_without_a_factor_record_none(quadratics: Any, schedules: dic
     problem = quadratics.draw(4, 2, 1)
     assert problem.engine(algorithm("allreduce"), schedules["ring"](4), lr=0.1).step(problem.batch(0)).gamma is None
     assert problem.engine(algorithm("dsgd"), schedules["ring"](4), lr=0.1).step(problem.batch(0)).gamma == 1.0
+
+
+PHASES = [[3, 0.5], [5, 0.0], [6, 0.2]]
+"""As a configuration has them; mixing is whole before the first."""
+
+
+def test_phases_hold_from_their_step_on(quadratics: Any, schedules: dict) -> None:
+    problem, topology = quadratics.draw(4, 2, 8), schedules["ring"](4)
+    built = algorithm("dsgd", gamma=PHASES)
+    engine = problem.engine(built, topology, lr=0.1)
+    assert [engine.step(problem.batch(t)).gamma for t in range(8)] == [1.0, 1.0, 1.0, 0.5, 0.5, 0.0, 0.2, 0.2]
+    by_function = problem.engine(
+        algorithm("dsgd", gamma=lambda t, lr: 1.0 if t < 3 else 0.5 if t < 5 else 0.0 if t < 6 else 0.2),
+        topology,
+        lr=0.1,
+    )
+    problem.run(by_function, 8)
+    assert torch.equal(engine.x, by_function.x)
+    assert hash(built) == hash(algorithm("dsgd", gamma=PHASES)), "a frozen value, also from a list"
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ([], "got no phase"),
+        ([0.5], "got 0.5 in it"),
+        ([[0, 1.0, 2]], r"\[\[step, gamma\], ...\], got \[0, 1.0, 2\]"),
+        ([[0.5, 1.0]], "begins at a step counted from 0, got 0.5"),
+        ([[-1, 1.0]], "got -1"),
+        ([[4, 1.0], [4, 0.5]], "step 4 follows step 4"),
+        ([[0, 1.5]], "gamma must lie in"),
+    ],
+)
+def test_phases_that_are_none_are_refused(phases: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        algorithm("dsgd", gamma=phases)

@@ -27,8 +27,8 @@ SIZES = {"tiny": 8, "small": 10, "full": 10}
         "over a period that begins at an even slot, and with four nodes or more not over one that begins at an odd one."
     ),
     source=(
-        "Ying et al. 2021, arXiv:2110.13363 (one-peer); Wang et al. 2024, arXiv:2410.11998 (AER); the dependence on "
-        "phase was found by multiplying the published schedule out"
+        "Ying et al. 2021, Exponential graph is provably efficient (one-peer); Wang et al. 2024, arXiv:2410.11998 "
+        "(AER); the dependence on phase was found by multiplying the published schedule out"
     ),
     measured="the largest entry of |product of the rounds of a window − J|, for every window of a period",
     rule="exact means 0 up to 4 n units of rounding; not exact means above 1/(4n)",
@@ -51,19 +51,19 @@ def one_peer_exact(at: Evidence) -> list[Part]:
     return [
         exactly(
             f"every window of log2 n one-peer rounds is exact, n = 2 to {max(powers)}",
-            max(exact) <= tiny, max(exact), unit="largest error", n=len(powers), of="sizes",
+            max(exact) <= tiny, max(exact), unit="(largest error)", n=len(powers), of="sizes",
         ),
         exactly(
             f"for other n up to {max(powers)} the rounds from step 0 are not exact",
-            min(inexact) > 0.25, min(inexact), unit="smallest error, times n", n=len(others), of="sizes",
+            min(inexact) > 0.25, min(inexact), unit="(smallest error, times n)", n=len(others), of="sizes",
         ),
         exactly(
             "AER from an even slot is exact over a period",
-            max(even) <= tiny, max(even), unit="largest error", n=len(even), of="clusters",
+            max(even) <= tiny, max(even), unit="(largest error)", n=len(even), of="clusters",
         ),
         exactly(
             "AER of four nodes and more from an odd slot is not",
-            min(odd) > 0.25, min(odd), unit="smallest error, times n", n=len(odd), of="clusters",
+            min(odd) > 0.25, min(odd), unit="(smallest error, times n)", n=len(odd), of="clusters",
         ),
     ]  # fmt: skip
 
