@@ -243,9 +243,10 @@ def test_a_schedule_that_waits_for_everybody_loses_to_stragglers(
 
 def test_an_aer_that_uses_all_links_at_once_is_noticed(quick: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     true = speed_ups.topology
-    monkeypatch.setattr(speed_ups, "topology", lambda name, n, **more: true("complete", n) if more else true(name, n))
+    monkeypatch.setattr(speed_ups, "topology", lambda name, n, **more: true("exponential" if more else name, n))
     parts = speed_ups._traffic(speed_ups.SIZES["tiny"], 0)
     assert said(parts, "half as many").verdict == "not supported"
+    assert {part.verdict for part in parts if "not slower" in part.statement} == {"not supported"}
 
 
 def test_what_was_measured_decides_and_what_cannot_be_is_said(quick: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
