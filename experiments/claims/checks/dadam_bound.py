@@ -82,7 +82,7 @@ SIZES = {
         "of the registered algorithm in the engine on robust regression, random and searched"
     ),
     rule="no slack is below 1 (but for rounding; noisy runs of the engine are given three standard errors)",
-    budget={"tiny": "a minute", "small": "an hour", "full": "a night"},
+    budget={"tiny": "half a minute", "small": "an hour", "full": "a night"},
 )
 def dadam_bound(at: Evidence) -> list[Part]:
     """Tries to break it."""
@@ -112,7 +112,7 @@ def dadam_bound(at: Evidence) -> list[Part]:
 
 
 def _listed(slacks: list[float]) -> str:
-    return ", ".join(f"{slack:.5g} ({name})" for name, slack in zip(BOUNDS, slacks, strict=True))
+    return ", ".join(f"{slack:.4f} ({name})" for name, slack in zip(BOUNDS, slacks, strict=True))
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class Around:
         f"the relative differences to both others vanish at least like c to the power {ORDER}; the engine's step is "
         "that gradient, and on a quadratic loss both drifts are rounding"
     ),
-    budget={"tiny": "a minute", "small": "an hour", "full": "several hours"},
+    budget={"tiny": "a minute", "small": "half an hour", "full": "several hours"},
 )
 def dsgd_average_direction_sam(at: Evidence) -> list[Part]:
     """Runs, and looks."""
@@ -168,21 +168,21 @@ def dsgd_average_direction_sam(at: Evidence) -> list[Part]:
             [
                 higher(
                     f"at c = 1 both point the same way: cosine above {COSINE}", table["cosine"], COSINE,
-                    unit=f"cosine, above {COSINE}",
+                    unit=f"above a cosine of {COSINE}",
                     note=f"mean cosine {np.mean(table['cosine']):.4f}, {looks}; {drawn}",
                 ),
                 higher(
                     "the difference to SAM's drift vanishes like c", table["order"], ORDER,
-                    unit=f"slope, above {ORDER}", note=f"mean slope {np.mean(table['order']):.3f}; with the third "
+                    unit=f"above a slope of {ORDER}", note=f"mean slope {np.mean(table['order']):.3f}; with the third "
                     "moments of the workers' positions it is 1",
                 ),
                 higher(
                     "so does that to the gradient of half the trace of Hessian times covariance", table["order_p"],
-                    ORDER, unit=f"slope, above {ORDER}", note=f"mean slope {np.mean(table['order_p']):.3f}",
+                    ORDER, unit=f"above a slope of {ORDER}", note=f"mean slope {np.mean(table['order_p']):.3f}",
                 ),
                 higher(
                     f"cosine above {COSINE} with {STRONGER:g} times the disagreement there is", table["stronger"],
-                    COSINE, unit=f"cosine, above {COSINE}", note=f"mean cosine {np.mean(table['stronger']):.3f}",
+                    COSINE, unit=f"above a cosine of {COSINE}", note=f"mean cosine {np.mean(table['stronger']):.3f}",
                     counts=False,
                 ),
             ]

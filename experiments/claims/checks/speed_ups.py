@@ -90,7 +90,7 @@ SIZES = {
         "what is computed holds in every setting; a published order that the model does not give is inconclusive; "
         "measured: ours takes less time than torch's all-reduce, paired by block"
     ),
-    budget={"tiny": "a minute or two", "small": "ten minutes", "full": "an hour, with links of a rate (root)"},
+    budget={"tiny": "a minute", "small": "ten minutes", "full": "an hour, with links of a rate (root)"},
 )
 def speed_ups(at: Evidence) -> list[Part]:
     """Computes, replays, counts, and measures."""
