@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from dissensus.algorithms.engines.moves import OptimizerFactory
     from dissensus.algorithms.engines.stacked import StackedEngine
     from dissensus.algorithms.protocol import Algorithm
-    from dissensus.experiments.config import Rate
     from dissensus.experiments.problem import Problem
     from dissensus.experiments.processes import Processes
+    from dissensus.experiments.sections import Rate
     from dissensus.theory.topology import Topology
 
 IN_A_CONFIGURATION = {

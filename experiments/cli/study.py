@@ -15,7 +15,8 @@ def configure(parser: Parser) -> None:
     parser.open_keys = True
     parser.epilog = (
         "Files are merged left to right; --SECTION.KEY VALUE overrides them. For example:\n"
-        "  dissensus study base.toml ring.toml --train.steps 500 --seeds [0,1,2]"
+        "  dissensus study base.toml ring.toml --train.steps 500 --seeds [0,1,2]\n"
+        "  dissensus study base.toml --grid.lr.peak [0.05,0.1] --grid.arms.dsgd-ac.p [1.0,2.0,3.0]"
     )
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="CONFIG.toml", help="configuration, merged left to right"

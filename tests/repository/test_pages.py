@@ -63,7 +63,11 @@ def test_relative_links_resolve(page: Path) -> None:
 def test_the_study_of_the_page_is_one(tmp_path: Path) -> None:
     from dissensus.experiments.loading import load
 
-    [found] = [body for tag, body in FENCE.findall((ROOT / "docs" / "study.md").read_text()) if tag == "toml"]
-    file = tmp_path / "first.toml"
-    file.write_text(found)
-    assert list(load(file).arms) == ["centralized", "dsgd", "dsgd-ac"]
+    found = [body for tag, body in FENCE.findall((ROOT / "docs" / "study.md").read_text()) if tag == "toml"]
+    files = [tmp_path / "first.toml", tmp_path / "sweep.toml"]
+    for file, body in zip(files, found, strict=True):
+        file.write_text(body)
+    assert list(load(files[0]).arms) == ["centralized", "dsgd", "dsgd-ac"]
+    study = load(files)
+    assert len(study.arms) == 2 + 2 + 2 * 3
+    assert study.label("dsgd-ac-6") == "DSGD-AC, optimizer.momentum 0.9, p 3"
