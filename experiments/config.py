@@ -128,12 +128,11 @@ class Study(Section):
         if arm not in self.arms:
             raise ConfigError(f"no arm {arm!r} in study {self.name!r}{nearest(arm, self.arms)}")
         chosen = self.arms[arm]
-        plain = resolved(self)
+        plain = self.model_dump(mode="json", exclude_none=True, exclude={"arms", "decision"})
         for path, value in flatten(chosen.changes).items():
             place(plain, path, value)
         plain["arms"] = {arm: resolved(chosen.model_copy(update={"changes": {}}))}
         plain["seeds"] = [seed]
-        del plain["decision"]
         return Study.model_validate(plain)
 
     @property

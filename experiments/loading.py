@@ -63,9 +63,18 @@ def study_of(tree: Mapping[str, Any], origin: Mapping[Path_, str] | None = None)
         study = Study.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error, origin)) from None
+    checked: set[str] = set()
     for arm in study.arms:
-        _check_names(study, arm, origin)
+        _check_names(study, arm, origin, checked)
     return study
+
+
+def recorded(path: Path) -> Study:
+    """The configuration that a run has written; the names in it were checked before it ran."""
+    try:
+        return Study.model_validate(_read(path))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, {(): str(path)})) from None
 
 
 def write(study: Study, path: Path) -> None:
@@ -162,8 +171,11 @@ def _present(annotation: Any) -> Any:
     return next((a for a in typing.get_args(annotation) if a is not type(None)), annotation)
 
 
-def _check_names(study: Study, arm: str, origin: Mapping[Path_, str]) -> None:
-    """Builds everything that an arm names, apart from the data, and gives a refusal its place."""
+def _check_names(study: Study, arm: str, origin: Mapping[Path_, str], checked: set[str]) -> None:
+    """Builds everything that an arm names, apart from the data, and gives a refusal its place.
+
+    What is in `checked` was built for another arm already.
+    """
     from dissensus.algorithms.registry import algorithm, algorithms
     from dissensus.experiments.data import DATASETS
     from dissensus.experiments.models import MODELS
@@ -192,8 +204,12 @@ def _check_names(study: Study, arm: str, origin: Mapping[Path_, str]) -> None:
         ("arms", arm): (Arm, chosen, lambda: _settable(algorithms().get(chosen.algorithm.replace("_", "-")))),
     }
     for path, check in checks.items():
+        kind, section, parameters = known[path]
+        about = f"{path[0]}, {cell.train.workers} workers: {section.model_dump_json(exclude={'label'})}"
+        if about in checked:
+            continue
+        checked.add(about)
         try:
-            kind, section, parameters = known[path]
             _check_own_keys(kind, section.parameters, parameters)
             check()
         except (ValueError, TypeError, MixingError) as error:

@@ -23,13 +23,14 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
 
 from dissensus.experiments.config import Study
 from dissensus.experiments.errors import ConfigError
-from dissensus.experiments.loading import load, write, write_whole
+from dissensus.experiments.loading import recorded, write, write_whole
 
 SCHEMA_VERSION = 1
 STUDY_FILE = "study.toml"
@@ -131,6 +132,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.split("\n")
+    written = [line for line in lines if line.strip()]
+    try:  # all of them at once takes half the time
+        whole = json.loads(f"[{','.join(written)}]")
+    except json.JSONDecodeError:
+        whole = []
+    if len(whole) == len(written):
+        yield from whole
+        return
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -161,11 +170,11 @@ class Run:
             raise ConfigError(f"{path} is no run directory: it has no config.toml")
         return cls(
             path,
-            load(path / "config.toml"),
+            recorded(path / "config.toml"),
             _read_json(path / "meta.json"),
             list(read_lines(path / "metrics.jsonl")),
             list(read_lines(path / "probes.jsonl")),
-            _read_json(path / "summary.json"),
+            read_summary(path),
         )
 
     @property
@@ -187,17 +196,27 @@ class Run:
         """The steps and values of one quantity, from the metrics or the probes; of single workers only if asked for."""
         chosen = [
             row
-            for row in (*self.metrics, *self.probes)
-            if row["name"] == name
-            and (row["which"] != "single" if which is None else row["which"] == which)
-            and row["value"] is not None
+            for row in self._by_name.get(name, ())
+            if (row["which"] != "single" if which is None else row["which"] == which) and row["value"] is not None
         ]
         return [row["step"] for row in chosen], [row["value"] for row in chosen]
 
     def last(self, name: str) -> dict[str, Any] | None:
         """The last record of a quantity, or `None` if it was never measured."""
-        chosen = [row for row in (*self.metrics, *self.probes) if row["name"] == name and row["which"] != "single"]
+        chosen = [row for row in self._by_name.get(name, ()) if row["which"] != "single"]
         return max(chosen, key=lambda row: row["step"]) if chosen else None
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in (*self.metrics, *self.probes):
+            found.setdefault(row["name"], []).append(row)
+        return found
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """How the run in a directory ended; empty if it has not, or was killed."""
+    return _read_json(path / "summary.json")
 
 
 def read_runs(root: Path) -> list[Run]:

@@ -27,7 +27,7 @@ from dissensus.experiments.measurement import measure_curvature, measure_learnin
 from dissensus.experiments.models import parameters_hash
 from dissensus.experiments.prediction import predict
 from dissensus.experiments.processes import Processes
-from dissensus.experiments.records import Recorder, Run, Status, directory_of
+from dissensus.experiments.records import Recorder, Status, directory_of, read_summary
 from dissensus.experiments.state import save_state
 from dissensus.experiments.threads import threads
 from dissensus.experiments.timing import write_timing
@@ -216,7 +216,7 @@ def curvature_schedule(setup: Setup) -> Schedule:
 
 def _earlier(path: Path) -> Checkpoint | Literal["ok"] | None:
     """What there is of a run: `ok` if it is done, the last checkpoint, or nothing to go on from."""
-    if (path / "summary.json").exists() and Run.read(path).status == "ok":
+    if read_summary(path).get("status") == "ok":
         return "ok"
     return found_in(path)
 

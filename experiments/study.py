@@ -22,7 +22,7 @@ from dissensus.experiments.config import Study
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import write
 from dissensus.experiments.progress import Progress, Silent
-from dissensus.experiments.records import STUDY_FILE, Recorder, Run, directory_of
+from dissensus.experiments.records import STUDY_FILE, Recorder, directory_of, read_summary
 from dissensus.experiments.runner import Outcome, run_cell
 
 _REPORTED = 20
@@ -72,11 +72,8 @@ def check_extras(cells: Iterable[Study]) -> None:
 
 
 def _finished(cell: Study, root: Path) -> Outcome | None:
-    path = directory_of(root, cell)
-    if not (path / "summary.json").exists():
-        return None
-    run = Run.read(path)
-    return Outcome(path, run.arm, run.seed, "ok") if run.status == "ok" else None
+    path, (arm, _, seed) = directory_of(root, cell), cell.only
+    return Outcome(path, arm, seed, "ok") if read_summary(path).get("status") == "ok" else None
 
 
 def _here(cells: dict[int, Study], root: Path, progress: Progress, *, resume: bool) -> dict[int, Outcome]:

@@ -114,3 +114,8 @@ def test_a_name_that_is_taken_and_a_treatment_that_became_several() -> None:
 def test_one_value_on_the_command_line_does_not_silently_lose_against_the_grid() -> None:
     with pytest.raises(ConfigError, match=r"--lr\.peak: the grid varies 'lr\.peak'.*--grid\.lr\.peak '\[\.\.\.\]'"):
         sweep({"lr.peak": [0.1, 0.2]}, "lr.peak=0.5")
+
+
+def test_every_size_is_checked_not_only_the_first() -> None:
+    with pytest.raises(ConfigError, match=r"\[topology\] .*6"):
+        sweep({"train.workers": [8, 6]}, "topology.name=hypercube")
