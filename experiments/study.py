@@ -48,9 +48,7 @@ def run_study(
     cells = study.cells()
     kept = {at: outcome for at, cell in enumerate(cells) if resume and (outcome := _finished(cell, root)) is not None}
     todo = {at: cell for at, cell in enumerate(cells) if at not in kept}
-    check_extras(todo.values())
-    (root / study.name).mkdir(parents=True, exist_ok=True)
-    write(study, root / study.name / STUDY_FILE)
+    begin_study(study, root, todo.values())
     progress.begin(len(cells), sum(cell.train.steps for cell in cells))
     for at, outcome in kept.items():
         progress.advance(cells[at].train.steps)
@@ -61,6 +59,13 @@ def run_study(
         done = _in_processes(todo, root, progress, min(processes, len(todo)), resume=resume)
     outcomes = {**kept, **done}
     return [outcomes[at] for at in sorted(outcomes)]
+
+
+def begin_study(study: Study, root: Path, cells: Iterable[Study] | None = None) -> None:
+    """Writes the resolved study into its folder, if nothing that is optional is missing for its cells."""
+    check_extras(study.cells() if cells is None else cells)
+    (root / study.name).mkdir(parents=True, exist_ok=True)
+    write(study, root / study.name / STUDY_FILE)
 
 
 def check_extras(cells: Iterable[Study]) -> None:
@@ -79,14 +84,17 @@ def _finished(cell: Study, root: Path) -> Outcome | None:
 def _here(cells: dict[int, Study], root: Path, progress: Progress, *, resume: bool) -> dict[int, Outcome]:
     done = {}
     for at, cell in cells.items():
-        done[at] = run_cell(cell, root, _every_so_often(cell.train.steps, progress.advance), resume=resume)
+        watch = every_so_often(cell.train.steps, progress.advance)
+        done[at] = run_cell(cell, root, watch, resume=resume)
+        if done[at].status == "ok":
+            watch(cell.train.steps)  # a run that was resumed at its end has made no step
         progress.finish(done[at])
         if done[at].status == "interrupted":
             raise KeyboardInterrupt
     return done
 
 
-def _every_so_often(steps: int, tell: Callable[[int], Any]) -> Callable[[int], None]:
+def every_so_often(steps: int, tell: Callable[[int], Any]) -> Callable[[int], None]:
     """Tells about every twentieth step, and about the last, how many more are done."""
     told = 0
 
@@ -114,7 +122,7 @@ def _in_pool(cell: Study, root: Path, *, resume: bool) -> Outcome:
     if _stop.is_set():  # it was waiting in the queue of the pool: leave no directory
         arm, _, seed = cell.only
         return Outcome(directory_of(root, cell), arm, seed, "interrupted", "not started")
-    tell = _every_so_often(cell.train.steps, _messages.put)
+    tell = every_so_often(cell.train.steps, _messages.put)
 
     def watch(t: int) -> None:
         tell(t)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dissensus.experiments.cli.output import print_json
 from dissensus.experiments.cli.parsing import Parser
-from dissensus.experiments.cli.running import print_report
+from dissensus.experiments.cli.running import print_report, unfinished
 
 
 def configure(parser: Parser) -> None:
@@ -23,7 +23,8 @@ def run(args: argparse.Namespace) -> int:
 
     report = write_report(args.folder, args.to)
     if args.json:
-        print_json({"report": str(report.path), "findings": [f.to_dict() for f in report.findings]})
+        said = {"report": str(report.path), "findings": [f.to_dict() for f in report.findings]}
+        print_json(said | {"unfinished": [cell.to_dict() for cell in unfinished(args.folder)]})
     else:
-        print_report(report)
+        print_report(report, args.folder)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from dissensus.experiments.config import Study
     from dissensus.experiments.progress import Progress
     from dissensus.experiments.report import Report
+    from dissensus.experiments.runner import Outcome
+    from dissensus.experiments.status import CellStatus
 
 
 def loaded(args: argparse.Namespace) -> Study:
@@ -121,18 +124,28 @@ def conclude(
     as_json: bool = False,
 ) -> int:
     """Runs every cell, writes the report, prints arms and verdicts; 1 if a cell did not end well."""
-    from dissensus.experiments.report import write_report
     from dissensus.experiments.study import run_study
 
     count = min(2, os.cpu_count() or 1) if processes is None else processes
     with shown_progress(quiet, study.name) as progress:  # the bar ends before anything is printed below it
         outcomes = run_study(study, out, processes=count, progress=progress, resume=resume)
-    folder = out / study.name
+    return tell(study, out, outcomes, as_json=as_json)
+
+
+def tell(study: Study, out: Path, outcomes: Sequence[Outcome], *, as_json: bool) -> int:
+    """Writes the report of a study that has run, prints arms and verdicts; 1 if a cell did not end well."""
+    from dissensus.experiments.errors import ConfigError
+    from dissensus.experiments.report import write_report
+
     failed = [o for o in outcomes if o.status != "ok"]
-    report = write_report(folder) if len(failed) < len(outcomes) else None
+    report, said = None, f"every run failed; the first: {failed[0].error} (see {failed[0].path})" if failed else ""
+    if len(failed) < len(outcomes):
+        try:
+            report = write_report(out / study.name)
+        except ConfigError as error:  # the runs are told all the same
+            said = f"there is no report: {error}"
     if report is None:
-        said = f"dissensus: every run failed; the first: {failed[0].error} (see {failed[0].path})"
-        print(said, file=sys.stderr)
+        print(f"dissensus: {said}", file=sys.stderr)
     if as_json:
         print_json(
             {
@@ -142,15 +155,27 @@ def conclude(
             }
         )
     elif report is not None:
-        print_report(report)
-    return 1 if failed else 0
+        print_report(report, out / study.name)
+    return 1 if failed or report is None else 0
 
 
-def print_report(report: Report) -> None:
-    """The arms, the verdicts, and on the last line the path of the page."""
+def unfinished(folder: Path) -> list[CellStatus]:
+    """The cells of the study in a folder that have not ended well, those that were never begun among them."""
+    from dissensus.experiments.status import StudyStatus
+
+    status = StudyStatus.read(folder)
+    return status.left if status is not None else []
+
+
+def print_report(report: Report, folder: Path) -> None:
+    """The arms, the verdicts, what did not end well, and on the last line the path of the page."""
     from dissensus.experiments.tables import arms_table, verdict_table
 
     out = console()
     out.print(arms_table(report.results))
     out.print(verdict_table(report.findings))
+    if left := unfinished(folder):
+        out.print("\nRuns that did not finish, which are in no number above:", highlight=False)
+        for cell in left:
+            out.print(f"  {cell}", soft_wrap=True, highlight=False, markup=False)
     out.print(f"\n{report.path}", soft_wrap=True, highlight=False)
