@@ -8,14 +8,12 @@ is when `study.toml` was written, is not done again then, be it good or bad.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dissensus.experiments.cell import check_parts
 from dissensus.experiments.config import Study
-from dissensus.experiments.processes import Processes, launched
+from dissensus.experiments.processes import Processes, launched, started_again
 from dissensus.experiments.progress import Progress, Silent
 from dissensus.experiments.records import STUDY_FILE, Recorder, directory_of, read_summary
 from dissensus.experiments.runner import Outcome, run_cell
@@ -64,11 +62,6 @@ def concluded(study: Study, root: Path, *, resume: bool) -> dict[int, Outcome]:
         elif status == "failed" and _since(began, path):
             found[at] = Outcome(path, arm, seed, "failed", str(summary.get("error", "")))
     return found
-
-
-def started_again(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether others were here before and have ended."""
-    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def _begun(study: Study, root: Path, *, resume: bool) -> dict[int, Outcome]:

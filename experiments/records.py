@@ -10,6 +10,7 @@
       state.pt        where train.keep says so: what every worker held at the end
       checkpoints/    where train.checkpoint_every says so: what every worker held, to go on from
       timing.json     of `dissensus train`: where the time of every process went
+      events.out.*    of `--track tensorboard`: a copy of the numbers for TensorBoard
 
 The two JSONL files only ever grow, and each line is flushed: whatever happens, what was measured is there. A last line
 that was cut off by a kill is passed over on reading; a broken line anywhere else is an error.
@@ -31,6 +32,7 @@ from typing import IO, Any, Literal
 from dissensus.experiments.config import Study
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import recorded, write, write_whole
+from dissensus.experiments.tracking import WANDB_ID, Tracking
 
 SCHEMA_VERSION = 1
 STUDY_FILE = "study.toml"
@@ -38,7 +40,9 @@ Status = Literal["ok", "failed", "interrupted"]
 Which = Literal["consensus", "workers", "mean", "worst", "single", "theory"]
 """The weights a number speaks of: their average, all of them together, single ones (the key `worker` says which), or
 none: a prediction."""
-_FILES = ("config.toml", "meta.json", "metrics.jsonl", "probes.jsonl", "summary.json", "state.pt", "timing.json")
+_FILES = (
+    "config.toml", "meta.json", "metrics.jsonl", "probes.jsonl", "summary.json", "state.pt", "timing.json", WANDB_ID
+)  # fmt: skip
 
 
 def directory_of(root: Path, cell: Study) -> Path:
@@ -53,6 +57,8 @@ class Recorder:
 
     path: Path
     started: float = field(default_factory=time.perf_counter)
+    tracking: Tracking | None = None
+    """Who gets a copy of every number."""
     _streams: dict[str, IO[str]] = field(default_factory=dict)
 
     @classmethod
@@ -62,6 +68,8 @@ class Recorder:
         path.mkdir(parents=True, exist_ok=True)
         for name in _FILES:
             (path / name).unlink(missing_ok=True)
+        for old in path.glob("events.out.tfevents.*"):
+            old.unlink()
         shutil.rmtree(path / "checkpoints", ignore_errors=True)
         write(cell, path / "config.toml")
         return cls(path)
@@ -111,14 +119,20 @@ class Recorder:
         self._append("probes", {"step": step, "which": which, **estimate, **more, "name": name})
 
     def summary(self, status: Status, **facts: Any) -> None:
-        """Writes the end of the run."""
+        """Writes the end of the run, and what became of its trackers if one of them failed."""
+        if self.tracking is not None:
+            self.tracking.end(status)
+            facts |= {"warnings": self.tracking.warnings} if self.tracking.warnings else {}
         write_json(self.path / "summary.json", {"schema_version": SCHEMA_VERSION, "status": status, **facts})
 
     def _append(self, stream: str, line: dict[str, Any]) -> None:
         line["wall_s"] = round(self.elapsed, 4)
         out = self._streams[stream]
-        out.write(json.dumps(_plain(line), allow_nan=False) + "\n")
+        line = _plain(line)
+        out.write(json.dumps(line, allow_nan=False) + "\n")
         out.flush()
+        if self.tracking is not None:
+            self.tracking.line(line)
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import multiprocessing as mp
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -24,6 +24,7 @@ from dissensus.experiments.loading import write
 from dissensus.experiments.progress import Progress, Silent
 from dissensus.experiments.records import STUDY_FILE, Recorder, directory_of, read_summary
 from dissensus.experiments.runner import Outcome, run_cell
+from dissensus.experiments.tracking import check_trackers
 
 _REPORTED = 20
 """Steps between two messages about progress."""
@@ -36,15 +37,17 @@ def run_study(
     processes: int = 1,
     progress: Progress | None = None,
     resume: bool = False,
+    track: Sequence[str] = (),
 ) -> list[Outcome]:
     """Runs every cell of a study and returns how each ended, in the order of the cells.
 
     With more than one process, cells run in fresh interpreters (spawn): call it from an importable main module or a
-    notebook. Results do not depend on the number of processes.
+    notebook. Results do not depend on the number of processes, nor on trackers (`track`), which get a copy of them.
     """
     if processes < 1:
         raise ConfigError(f"processes must be at least 1, got {processes}")
-    root, progress = Path(root), progress or Silent()
+    check_trackers(track)
+    root, progress, options = Path(root), progress or Silent(), {"resume": resume, "track": track}
     cells = study.cells()
     kept = {at: outcome for at, cell in enumerate(cells) if resume and (outcome := _finished(cell, root)) is not None}
     todo = {at: cell for at, cell in enumerate(cells) if at not in kept}
@@ -54,9 +57,9 @@ def run_study(
         progress.advance(cells[at].train.steps)
         progress.finish(outcome)
     if processes == 1 or len(todo) <= 1:
-        done = _here(todo, root, progress, resume=resume)
+        done = _here(todo, root, progress, **options)
     else:
-        done = _in_processes(todo, root, progress, min(processes, len(todo)), resume=resume)
+        done = _in_processes(todo, root, progress, min(processes, len(todo)), **options)
     outcomes = {**kept, **done}
     return [outcomes[at] for at in sorted(outcomes)]
 
@@ -81,11 +84,11 @@ def _finished(cell: Study, root: Path) -> Outcome | None:
     return Outcome(path, arm, seed, "ok") if read_summary(path).get("status") == "ok" else None
 
 
-def _here(cells: dict[int, Study], root: Path, progress: Progress, *, resume: bool) -> dict[int, Outcome]:
+def _here(cells: dict[int, Study], root: Path, progress: Progress, **options: Any) -> dict[int, Outcome]:
     done = {}
     for at, cell in cells.items():
         watch = every_so_often(cell.train.steps, progress.advance)
-        done[at] = run_cell(cell, root, watch, resume=resume)
+        done[at] = run_cell(cell, root, watch, **options)
         if done[at].status == "ok":
             watch(cell.train.steps)  # a run that was resumed at its end has made no step
         progress.finish(done[at])
@@ -118,7 +121,7 @@ def _initialize(messages: Any, stop: Any) -> None:
     _messages, _stop = messages, stop
 
 
-def _in_pool(cell: Study, root: Path, *, resume: bool) -> Outcome:
+def _in_pool(cell: Study, root: Path, **options: Any) -> Outcome:
     if _stop.is_set():  # it was waiting in the queue of the pool: leave no directory
         arm, _, seed = cell.only
         return Outcome(directory_of(root, cell), arm, seed, "interrupted", "not started")
@@ -129,18 +132,18 @@ def _in_pool(cell: Study, root: Path, *, resume: bool) -> Outcome:
         if _stop.is_set():
             raise KeyboardInterrupt
 
-    return run_cell(cell, root, watch, resume=resume)
+    return run_cell(cell, root, watch, **options)
 
 
 def _in_processes(
-    cells: dict[int, Study], root: Path, progress: Progress, processes: int, *, resume: bool
+    cells: dict[int, Study], root: Path, progress: Progress, processes: int, **options: Any
 ) -> dict[int, Outcome]:
     context = mp.get_context("spawn")
     messages, stop = context.Queue(), context.Event()
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_initialize, initargs=(messages, stop))
     try:
         with _deaf_children():
-            futures = {at: pool.submit(partial(_in_pool, resume=resume), cell, root) for at, cell in cells.items()}
+            futures = {at: pool.submit(partial(_in_pool, **options), cell, root) for at, cell in cells.items()}
         done = _follow(futures, messages, progress, lambda at: _died(cells[at], root))
     except KeyboardInterrupt:
         stop.set()

@@ -48,14 +48,27 @@ def configure_cell(parser: Parser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last checkpoint of this run, if it has one"
     )
+    configure_tracking(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     problem.configure(parser)
 
 
+def configure_tracking(parser: Parser) -> None:
+    """The option of a verb whose runs can be watched elsewhere."""
+    parser.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="TRACKER",
+        help="copy all records to tensorboard or wandb; may be given twice",
+    )
+
+
 def cell_of(args: argparse.Namespace) -> Study:
     """The one cell that a command line means."""
     from dissensus.experiments.study import check_extras
+    from dissensus.experiments.tracking import check_trackers
     from dissensus.theory.errors import nearest
 
     if not args.files:
@@ -69,6 +82,7 @@ def cell_of(args: argparse.Namespace) -> Study:
         raise UsageError(f"{args.verb}: no arm {arm!r}{nearest(arm, arms)}")
     cell = study.cell(arm, study.seeds[0] if args.seed is None else args.seed)
     check_extras([cell])
+    check_trackers(args.track)
     return cell
 
 
@@ -81,7 +95,7 @@ def train_cell(args: argparse.Namespace, cell: Study, **options: Any) -> int:
     with shown_progress(args.quiet or args.json, f"{cell.name} {arm}") as progress:
         progress.begin(1, cell.train.steps)
         told = _Told(progress)
-        outcome = run_cell(cell, args.out or Path("runs"), told.until, resume=args.resume, **options)
+        outcome = run_cell(cell, args.out or Path("runs"), told.until, resume=args.resume, track=args.track, **options)
         progress.finish(outcome)
     summary = Run.read(outcome.path).summary
     if args.json:
@@ -120,15 +134,15 @@ def conclude(
     *,
     processes: int | None,
     quiet: bool = False,
-    resume: bool = False,
     as_json: bool = False,
+    **options: Any,
 ) -> int:
-    """Runs every cell, writes the report, prints arms and verdicts; 1 if a cell did not end well."""
+    """Runs every cell, writes the report, prints arms and verdicts; `options` are those of `run_study`."""
     from dissensus.experiments.study import run_study
 
     count = min(2, os.cpu_count() or 1) if processes is None else processes
     with shown_progress(quiet, study.name) as progress:  # the bar ends before anything is printed below it
-        outcomes = run_study(study, out, processes=count, progress=progress, resume=resume)
+        outcomes = run_study(study, out, processes=count, progress=progress, **options)
     return tell(study, out, outcomes, as_json=as_json)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dissensus.experiments.cli.output import print_json, print_table
 from dissensus.experiments.cli.parsing import Parser, UsageError
-from dissensus.experiments.cli.running import conclude, loaded, shown_progress, tell
+from dissensus.experiments.cli.running import conclude, configure_tracking, loaded, shown_progress, tell
 from dissensus.experiments.cli.together import as_one_of_them, check_processes, check_shares, configure_processes
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--resume", action="store_true", help="run only what has not ended well yet")
     parser.add_argument("--status", action="store_true", help="print how far every run is, and stop")
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
+    configure_tracking(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     configure_processes(parser)
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.nproc is None and count() is None:
         quiet = args.quiet or args.json
-        return conclude(study, args.out, processes=args.processes, quiet=quiet, resume=args.resume, as_json=args.json)
+        options = {"processes": args.processes, "resume": args.resume, "track": args.track}
+        return conclude(study, args.out, quiet=quiet, as_json=args.json, **options)
     _check(args, study, count() or args.nproc)
     if count() is not None:
         return as_one_of_them("study", lambda: _in_step(args, study))
@@ -86,6 +88,7 @@ def _status(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace, study: Study, processes: int) -> None:
     """Reads everything there is to be wrong before any process starts."""
     from dissensus.experiments.study import check_extras
+    from dissensus.experiments.tracking import check_trackers
 
     check_processes(args)
     if args.processes is not None:
@@ -98,6 +101,7 @@ def _check(args: argparse.Namespace, study: Study, processes: int) -> None:
         what = f"train.workers = {cell.train.workers} of arm {cell.only[0]}"
         check_shares("study", what, cell.train.workers, processes)
     check_extras(cells)
+    check_trackers(args.track)
 
 
 def _in_step(args: argparse.Namespace, study: Study) -> int:
@@ -108,7 +112,7 @@ def _in_step(args: argparse.Namespace, study: Study) -> int:
     code = 0
     with joined(args.backend, timeout=args.timeout) as crew:
         with shown_progress(args.quiet or args.json or not crew.first, study.name) as progress:
-            outcomes = run_in_step(study, args.out, crew, progress=progress, resume=args.resume)
+            outcomes = run_in_step(study, args.out, crew, progress=progress, resume=args.resume, track=args.track)
         with crew.only_first():
             if crew.first and not launched():
                 code = tell(study, args.out, outcomes, as_json=args.json)

@@ -98,7 +98,7 @@ def test_what_did_not_end_well_is_in_terminal_page_and_json(
 def test_after_ctrl_c_only_what_is_missing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study, ran = load(**TINY), []
 
-    def run(cell: Any, root: Path, watch: Any, *, resume: bool) -> Outcome:
+    def run(cell: Any, root: Path, watch: Any, **options: Any) -> Outcome:
         ran.append((cell.only[0], cell.only[2]))
 
         def press(t: int) -> None:
@@ -106,7 +106,7 @@ def test_after_ctrl_c_only_what_is_missing_runs(tmp_path: Path, monkeypatch: pyt
             if len(ran) == 2 and t == 2:
                 raise KeyboardInterrupt
 
-        return run_cell(cell, root, press, resume=resume)
+        return run_cell(cell, root, press, **options)
 
     monkeypatch.setattr("dissensus.experiments.study.run_cell", run)
     with pytest.raises(KeyboardInterrupt):
