@@ -8,10 +8,10 @@ BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow check format docs package bench clean
+.PHONY: help demo test slow notebooks check format docs package bench clean
 
 help:            ## list what there is
-	@grep -E '^[a-z]+: .*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z]+: .*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
 demo: $(VENV)/.ready-demo    ## train, probe and report on real data, in under two minutes
 	$(BIN)/dissensus demo
@@ -21,6 +21,9 @@ test: $(VENV)/.ready-test    ## the whole fast suite
 
 slow: $(VENV)/.ready-test    ## the long studies
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+notebooks: $(VENV)/.ready-test ## execute the notebooks from their scripts; REFRESH=1 writes the .ipynb files
+	$(BIN)/python .ci/notebooks.py $(if $(REFRESH),--refresh) $(ARGS)
 
 check: $(VENV)/.ready-dev    ## format, lint, types, import contract, docs
 	$(BIN)/ruff format --check .

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dissensus.experiments.dotted import flatten, place
 from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.quantities import EXPECTED, Direction, check_known
 from dissensus.experiments.sections import (
     Data,
     Faults,
@@ -72,10 +74,43 @@ class Decision(Section):
     """How the arms are compared; fixed in the file, before anything runs."""
 
     treatment: Name | None = None
-    """The arm that the statements are about, against each of the others; the last one if not said."""
-    level: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """The arm that the statements are about, against each of the controls; the last one if not said."""
+    controls: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    """The arms that the treatment is held against; all others if not said."""
+    expect: Annotated[dict[str, Direction], Field(min_length=1)] | None = None
+    """What is stated of the treatment: a quantity, and whether it is `higher` or `lower` than the control's."""
+    minimum_effect: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
+    """By how much at least, in the unit of the records; 0 where nothing is said."""
+    level: Annotated[float, Field(gt=0, le=0.5)] = 0.05
     note: str = ""
     """How the setting came about, for the page to say beside the verdicts."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Decision:
+        check_known([*self.expected, *self.least])
+        for name in self.least:
+            if name not in self.expected:
+                raise ValueError(f"minimum_effect speaks of {name!r}, of which nothing is expected: add it to expect")
+        return self
+
+    @property
+    def expected(self) -> Mapping[str, Direction]:
+        """What is stated; what the papers claim if nothing is said."""
+        return self.expect or EXPECTED
+
+    @property
+    def least(self) -> Mapping[str, float]:
+        """The smallest differences that count, where they are not 0."""
+        return self.minimum_effect or {}
+
+    def check_arms(self, arms: Iterable[str]) -> None:
+        """Refuses a treatment or a control that is no arm, and a treatment that is its own control."""
+        arms = list(arms)
+        for key, chosen in [("treatment", self.treatment), *(("controls", name) for name in self.controls or ())]:
+            if chosen is not None and chosen not in arms:
+                raise ValueError(f"decision.{key} = {chosen!r} is no arm{nearest(chosen, arms)}")
+        if (treatment := self.treatment or arms[-1]) in (self.controls or ()):
+            raise ValueError(f"decision.controls names {treatment!r}, which is the treatment itself")
 
 
 class Study(Section):
@@ -105,9 +140,7 @@ class Study(Section):
     def _warm(self) -> Study:
         if self.lr.warmup >= self.train.steps:
             raise ValueError(f"lr.warmup = {self.lr.warmup} must be shorter than train.steps = {self.train.steps}")
-        if self.decision.treatment is not None and self.decision.treatment not in self.arms:
-            chosen = self.decision.treatment
-            raise ValueError(f"decision.treatment = {chosen!r} is no arm{nearest(chosen, self.arms)}")
+        self.decision.check_arms(self.arms)
         for worker in self.probes.curvature_of or ():
             if worker >= self.train.workers:
                 last = self.train.workers - 1

@@ -53,7 +53,7 @@ def expanded(tree: Mapping[str, Any], origin: dict[tuple[str, ...], str]) -> dic
             )
         origin.setdefault(tuple(path.split(".")), f"{_from(origin, path)}grid")
     products = {name: _product(name, arms, axes[name], origin) for name in arms}
-    _check_treatment(plain, {name: list(products[name]) for name, found in axes.items() if found}, origin)
+    _check_decision(plain, {name: list(products[name]) for name, found in axes.items() if found}, origin)
     return plain | {"arms": {name: arm for product in products.values() for name, arm in product.items()}}
 
 
@@ -159,21 +159,24 @@ def _word(value: Any) -> str:
     return " ".join(map(_word, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _check_treatment(
+def _check_decision(
     plain: Mapping[str, Any], products: Mapping[str, list[str]], origin: Mapping[tuple[str, ...], str]
 ) -> None:
-    """Refuses a treatment that became several arms: which of them is meant has to be fixed before anything runs."""
+    """Refuses a treatment or a control that became several arms: which is meant is fixed before anything runs."""
     decision = plain.get("decision", {})
-    chosen = decision.get("treatment") if isinstance(decision, Mapping) else None
-    if chosen not in products:
+    if not isinstance(decision, Mapping):
         return
-    new = products[chosen]
-    shown = new if len(new) <= 6 else [*new[:2], "...", new[-1]]
-    where = origin.get(("decision", "treatment"), "")
-    raise ConfigError(
-        f"{where + ': ' if where else ''}decision.treatment = {chosen!r} is an arm that the grid multiplies: "
-        f"name one of {', '.join(shown)}"
-    )
+    for key in ("treatment", "controls"):
+        said = decision.get(key)
+        for chosen in said if isinstance(said, list | tuple) else [said]:
+            if isinstance(chosen, str) and chosen in products:
+                new = products[chosen]
+                shown = new if len(new) <= 6 else [*new[:2], "...", new[-1]]
+                where = origin.get(("decision", key), "")
+                raise ConfigError(
+                    f"{where + ': ' if where else ''}decision.{key}: {chosen!r} is an arm that the grid multiplies: "
+                    f"name one of {', '.join(shown)}"
+                )
 
 
 def _from(origin: Mapping[tuple[str, ...], str], path: str = "") -> str:

@@ -18,6 +18,7 @@ from torch import nn
 
 from dissensus.algorithms.engines.snapshot import Snapshot
 from dissensus.algorithms.streams import stream_seed
+from dissensus.experiments.at_end import measure_at_end
 from dissensus.experiments.cell import Batch, Setup, draw_batches
 from dissensus.experiments.data import Task
 from dissensus.experiments.records import Recorder
@@ -109,6 +110,8 @@ def measure_curvature(
                 module, loss, sample, seed, batches=setup.probe_batches, operator=operator, vectors=4
             ).compressed(24)
             recorder.probe(step, "gradient_noise", found.variance.to_dict(), which="consensus", **about)
+        if eigenvalue:
+            measure_at_end(setup, seen, module, recorder, seed)
     _measure_single_workers(setup, seen, recorder, accuracy, seed)
     recorder.metric(step, "probe_seconds", time.perf_counter() - began, which="consensus")
     return found

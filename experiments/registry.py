@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Generic, TypeVar
 
-from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.errors import ConfigError, DataMissingError
 from dissensus.theory.errors import nearest
 
 Product = TypeVar("Product")
@@ -85,7 +85,7 @@ class Registry(Generic[Product]):
         self.builder(name)
         package, extra = self._needs.get(name.replace("_", "-"), ("", ""))
         if package and importlib.util.find_spec(package) is None:
-            raise ConfigError(f"{self.kind} {name!r} needs {package}: pip install 'dissensus[{extra}]'")
+            raise DataMissingError(f"{self.kind} {name!r} needs {package}: pip install 'dissensus[{extra}]'")
 
     def _check_keys(self, name: str, parameters: Mapping[str, Any]) -> None:
         known = self.parameters(name)

@@ -8,6 +8,7 @@ that goes with it.
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -16,15 +17,19 @@ from string import Template
 
 import numpy as np
 
-from dissensus.experiments.comparison import Finding, compare, rule
+from dissensus.experiments import html_tables
+from dissensus.experiments.claim_rows import ClaimRow
+from dissensus.experiments.comparison import MANY, Finding, compare, power, rule
 from dissensus.experiments.config import Study, resolved
-from dissensus.experiments.curves import Curve, plus_minus
-from dissensus.experiments.figures.style import PALETTE, svg
+from dissensus.experiments.figures.style import svg
+from dissensus.experiments.loading import write_whole
 from dissensus.experiments.pictures import Picture, pictures
 from dissensus.experiments.records import STUDY_FILE
 from dissensus.experiments.results import Results
+from dissensus.experiments.selection import in_colour
 from dissensus.experiments.statistics import paired
-from dissensus.experiments.tables import QUANTITIES, VERDICT_HEADER, arms_rows, probability, signed, verdict_row
+from dissensus.experiments.table_files import write_tables
+from dissensus.experiments.tables import arms_note, probability, signed
 from dissensus.experiments.toml import write_toml
 
 
@@ -35,49 +40,59 @@ class Report:
     path: Path
     results: Results
     findings: list[Finding]
+    tables: Path | None = None
+    """The folder of the tables, if they were wanted."""
 
 
-def write_report(folder: Path | str, path: Path | str | None = None) -> Report:
-    """Reads the runs of a study and writes its page, `report.html` in the folder unless told otherwise."""
+def write_report(
+    folder: Path | str, path: Path | str | None = None, *, tables: Path | str | None = None, with_tables: bool = True
+) -> Report:
+    """Reads the runs of a study and writes its page, `report.html` in the folder unless told otherwise.
+
+    Its tables as files go to `tables` beside `report.html`, and to `x-tables` beside any other `x.html`.
+    """
     results = Results.read(folder)
     _ = results.first
     findings = compare(results)
     target = Path(path) if path is not None else Path(folder) / "report.html"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page(results, findings, pictures(results)), encoding="utf-8")
-    return Report(target, results, findings)
+    write_whole(target, page(results, findings, pictures(results)))
+    if not with_tables:
+        return Report(target, results, findings)
+    beside = target.with_name("tables" if target.name == "report.html" else f"{target.stem}-tables")
+    return Report(target, results, findings, write_tables(results, findings, Path(tables or beside)))
 
 
-def page(results: Results, findings: list[Finding], shown: list[Picture]) -> str:
-    """The page as text."""
+def page(results: Results, findings: list[Finding], shown: list[Picture], claims: Sequence[ClaimRow] = ()) -> str:
+    """The page as text; without claims it has no section for them."""
     example = results.first
     template = Template(resources.files("dissensus.experiments").joinpath("report.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(_title(results)),
         what=_what(results),
         unfinished=_unfinished(results),
-        arms_note=_arms_note(results),
-        arms=_arms(results),
+        arms_note=arms_note(results),
+        arms=html_tables.arms(results),
         rule=escape(rule(results, len(findings))),
-        verdicts=_verdicts(findings),
+        power=f"<p>{_tied(escape(power(results, len(findings))))}</p>" if findings else "",
+        verdicts=html_tables.verdicts(findings),
         notes=_notes(results),
+        claims=html_tables.claims(claims),
         figures="\n".join(_figure(at, picture) for at, picture in enumerate(shown, start=1)),
-        differences=_differences(results),
+        differences=html_tables.differences(results),
         example=escape(example.path.name),
         configuration=escape(write_toml(resolved(example.study))),
-        environment=_environment(results),
+        environment=html_tables.environment(results),
         reproduce=escape(_reproduce(results)),
-        runs=_runs(results),
+        runs=html_tables.runs(results),
     )
 
 
 def _title(results: Results) -> str:
     labels = [results.label(arm) for arm in results.order]
-    return (
-        f"{results.name}: {', '.join(labels[:-1])} and {labels[-1]}"
-        if len(labels) > 1
-        else f"{results.name}: {labels[0]}"
-    )
+    if len(labels) > MANY:
+        return f"{results.name}: {len(labels)} arms"
+    return f"{results.name}: {' and '.join(filter(None, (', '.join(labels[:-1]), labels[-1])))}"
 
 
 def _what(results: Results) -> str:
@@ -86,6 +101,8 @@ def _what(results: Results) -> str:
     data = study.data.parameters
     noisy = f", {100 * data['noise']:g} % of the training labels replaced by wrong ones" if data.get("noise") else ""
     arms = ", ".join(f"<b>{escape(results.label(arm))}</b>" for arm in results.order)
+    if len(results.order) > MANY:
+        arms = f"{len(results.order)} arms"
     return (
         f"{study.train.workers} workers trained one {escape(study.model.name)} of {meta.get('parameters', 0):,} "
         f"parameters on {escape(study.data.name)} ({meta.get('train_samples')} training and {meta.get('test_samples')} "
@@ -117,52 +134,10 @@ def _unfinished(results: Results) -> str:
         for r in results.unfinished
     )
     words = "<b>Runs that did not finish</b> (their seeds are left out of every number, for all arms):"
+    if results.left_out:
+        names = escape(", ".join(results.left_out))
+        words = f"<b>Runs that did not finish</b>; with them no seed is common to all arms without leaving out {names}:"
     return f"<p>{words}</p><ul>{items}</ul>"
-
-
-def _arms_note(results: Results) -> str:
-    n = len(results.seeds)
-    spread = f"Mean ± half-width of the 95 % t-interval over {n} seeds" if n > 1 else "One seed: no intervals"
-    return (
-        f"{spread}. Accuracy, losses and curvature are those of the consensus model; distance, envelope and alignment "
-        "are those of the workers around it. Losses and envelope in nats; tr H and λ max over the training samples."
-    )
-
-
-def _arms(results: Results) -> str:
-    header, rows = arms_rows(results)
-    units = ["", *(f"<br><small>{q.weights}</small>" for q in QUANTITIES)]
-    head = "".join(f"<th>{escape(h)}{unit}</th>" for h, unit in zip(header, units, strict=True))
-    body = ""
-    for at, row in enumerate(rows):
-        mark = f'<span class="mark" style="background:{PALETTE[at % len(PALETTE)]}"></span>'
-        cells = "".join(f"<td>{escape(value)}</td>" for value in row[1:])
-        body += f"<tr><td>{mark}{escape(row[0])}</td>{cells}</tr>"
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-_CLASSES = {"supported": "supported", "not supported": "against", "inconclusive": "inconclusive"}
-
-
-def _verdicts(findings: list[Finding]) -> str:
-    if not findings:
-        return "<p>No statement can be tested: that takes two arms and at least two seeds.</p>"
-    head = "<th>statement</th>" + "".join(
-        f"<th{' class=text' if at == 0 else ''}>{escape(h)}</th>" for at, h in enumerate(VERDICT_HEADER)
-    )
-    body, control = "", None
-    for finding in findings:
-        if finding.control != control:
-            control = finding.control
-            words = f"{escape(finding.treatment)} against {escape(control)}"
-            body += f'<tr class="group"><th colspan="{len(VERDICT_HEADER) + 1}">{words}</th></tr>'
-        word, *numbers = verdict_row(finding)
-        cells = "".join(f"<td>{escape(value)}</td>" for value in numbers)
-        body += (
-            f"<tr><td>has a {escape(finding.question.words)}</td>"
-            f'<td class="text verdict {_CLASSES[word]}">{word}</td>{cells}</tr>'
-        )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _notes(results: Results) -> str:
@@ -171,9 +146,9 @@ def _notes(results: Results) -> str:
         return ""
     items = [f"<li>{escape(results.decision.note)}</li>"] if results.decision.note else []
     gaps = []
-    ours = results.final("train_loss", which="consensus", arm=results.treatment)
-    for arm in results.order:
-        if arm != results.treatment:
+    for arm in in_colour(results):
+        if arm != results.treatment and results.treatment in results.order:
+            ours = results.final("train_loss", which="consensus", arm=results.treatment)
             test = paired(ours, results.final("train_loss", which="consensus", arm=arm))
             p = probability(test.t_pvalue)
             sure = escape(f"(paired t, p {p})" if p.startswith("<") else f"(paired t, p = {p})")
@@ -185,7 +160,7 @@ def _notes(results: Results) -> str:
             "property of equally good solutions.</li>"
         )
     workers = []
-    for arm in results.order:
+    for arm in in_colour(results):
         mean, worst = (100 * results.final("test_accuracy", which=w, arm=arm) for w in ("mean", "worst"))
         if np.isfinite(mean).all():
             workers.append(f"{escape(results.label(arm))} {mean.mean():.2f} % (worst worker {worst.mean():.2f} %)")
@@ -208,59 +183,9 @@ def _figure(at: int, picture: Picture) -> str:
     )
 
 
-def _differences(results: Results) -> str:
-    table = results.differences()
-    if not table:
-        return "<p>none</p>"
-    labels = [results.label(arm) for arm in results.order]
-    head = "<th>key</th>" + "".join(f"<th class='text'>{escape(label)}</th>" for label in labels)
-    body = "".join(
-        f"<tr><td><code>{escape(key.removeprefix('arms.arm.'))}</code></td>"
-        + "".join(
-            f"<td class='text'>{'–' if values[label] is None else escape(str(values[label]))}</td>" for label in labels
-        )
-        + "</tr>"
-        for key, values in table.items()
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _environment(results: Results) -> str:
-    meta = results.first.meta
-    seconds = np.array([[run.summary.get("wall_s", np.nan) for run in runs] for runs in results.by_arm.values()])
-    probes = np.array([[run.summary.get("probe_s", np.nan) for run in runs] for runs in results.by_arm.values()])
-    facts = {
-        "packages": ", ".join(f"{name} {version}" for name, version in meta.get("versions", {}).items()),
-        "Python": f"{meta.get('python')} on {meta.get('platform')}",
-        "threads per run": str(results.first.study.train.threads),
-        "wall time of one run": f"{plus_minus(*_spread(seconds))} s, of which probes {plus_minus(*_spread(probes))} s",
-        "hashes": f"data {meta.get('data_hash')}, topology {meta.get('topology_hash')}",
-    }
-    rows = "".join(f"<tr><td>{escape(k)}</td><td class='text'>{escape(v)}</td></tr>" for k, v in facts.items())
-    return f"<table><tbody>{rows}</tbody></table>"
-
-
-def _spread(values: np.ndarray) -> tuple[float, float]:
-    low, high = Curve(np.zeros(1), values.reshape(-1, 1)).band()
-    return float(values.mean()), float(high[0] - low[0]) / 2
-
-
 def _reproduce(results: Results) -> str:
     run = results.first
     return (
         f"dissensus study {run.path.parent / STUDY_FILE}    # all arms and seeds\n"
         f"dissensus simulate {run.path / 'config.toml'}    # one run alone"
     )
-
-
-def _runs(results: Results) -> str:
-    head = "<tr><th>run directory</th><th>start</th><th>order</th><th>final parameters</th><th>wall time</th></tr>"
-    body = "".join(
-        f"<tr><td><code>{escape(run.path.name)}</code></td><td><code>{run.meta.get('start_hash')}</code></td>"
-        f"<td><code>{run.meta.get('order_hash')}</code></td><td><code>{run.summary.get('parameters_hash')}</code></td>"
-        f"<td>{run.summary.get('wall_s', 0):.1f} s</td></tr>"
-        for runs in results.by_arm.values()
-        for run in runs
-    )
-    table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
-    return f"<details><summary>All runs with their hashes</summary>{table}</details>"

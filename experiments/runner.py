@@ -143,11 +143,12 @@ class _Course:
         setup, engine, cell = self.setup, self.setup.engine, self.setup.cell
         steps, probes, timeline = cell.train.steps, cell.probes, self.crew.timeline
         share, curvature = Share(probes.share), curvature_schedule(setup)
+        noisy = curvature != Never() and probes.noise_batches > 0
         for t in range(engine.t, steps + 1):
             learning = t % probes.every == 0 or t == steps
             curved = t == steps or (curvature.due(t) and self._allowed(share, t))
             if learning or curved:
-                self._look(share if curved else None, learning=learning, noise=curvature != Never())
+                self._look(share if curved else None, learning=learning, noise=noisy)
             if t < steps:
                 began = time.perf_counter()
                 batch = setup.batch(t)

@@ -175,12 +175,23 @@ class Probes(Section):
     """Training samples under the Hessian and the envelope; all if not said."""
     trace_error: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """The relative half-width of the final trace's 95 % interval at which its estimation stops; before the end, 0.1."""
-    noise_batches: Annotated[int, Field(ge=2)] = 64
-    """Batches of one worker whose gradient noise is measured at each of these times."""
+    noise_batches: Annotated[int, Field(ge=0)] = 64
+    """Batches of one worker whose gradient noise is measured at each of these times; 0: no noise, and no prediction."""
     eigenvalue: bool | None = None
     """Measures the largest eigenvalue whenever curvature is looked at, not only at the end."""
     bn: BatchNorm = "average"
     """What is done about BatchNorm in the consensus model, if there is any."""
+    at_end: tuple[Literal["average", "captured", "dispersion"], ...] | None = None
+    """What is measured besides, once, at the end: the names are those of `at_end`."""
+    radius: Annotated[float, Field(gt=0)] | None = None
+    """The length of the perturbations of `average`; 0.05 if nothing is said."""
+
+    @field_validator("noise_batches")
+    @classmethod
+    def _spread(cls, count: int) -> int:
+        if count == 1:
+            raise ValueError("one batch has no spread: take 2 or more, or 0 to leave gradient noise out")
+        return count
 
     @field_validator("curvature_at")
     @classmethod

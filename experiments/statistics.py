@@ -66,14 +66,16 @@ class Paired:
     spread: bool = field(default=True, repr=False)
     """Whether the differences differ by more than rounding."""
 
+    def pvalues(self, minimum_effect: float = 0.0) -> tuple[float | None, float]:
+        """Those of the t test and of the sign flips, of the hypothesis that the mean difference is `minimum_effect`."""
+        if minimum_effect == 0.0:
+            return self.t_pvalue, self.permutation_pvalue
+        d = np.array(self.differences) - minimum_effect
+        return _t_pvalue(d) if self.spread else None, _sign_flips(d, self.resamples, self.seed)
+
     def pvalue(self, minimum_effect: float = 0.0, alpha: float = 0.05) -> float:
         """The p-value the verdict goes by; correct several of them with `holm` and hand them back to `verdict`."""
-        if minimum_effect == 0.0:
-            permutation, t = self.permutation_pvalue, self.t_pvalue
-        else:
-            d = np.array(self.differences) - minimum_effect
-            permutation = _sign_flips(d, self.resamples, self.seed)
-            t = _t_pvalue(d) if self.spread else None
+        t, permutation = self.pvalues(minimum_effect)
         if t is None:
             return permutation
         return max(t, permutation) if 2.0 ** (1 - self.n) < alpha else t

@@ -6,10 +6,10 @@ r"""Decentralized SGD, in the three orders in which gradient, mixing and move ca
 | `atc` adapt then combine | $x^+ = W_\gamma (x - \alpha u(g(x)))$ | the own point |
 | `cta` combine then adapt | $y = W_\gamma x,\; x^+ = y - \alpha u(g(y))$ | the mixed point |
 
-with $W_\gamma = (1-\gamma) I + \gamma W$, $\gamma$ constant or a function of step and learning rate, and $u$ the local
+with $W_\gamma = (1-\gamma) I + \gamma W$, $\gamma$ constant, constant in phases, or a function of step and learning rate, and $u$ the local
 optimizer, which in `awc` and `cta` starts from the mixed point (where its weight decay is taken, too) and in `atc` from
 the own point. Its memory is never mixed. Many papers call `awc` "CTA": look where the gradient is taken. On the command
-line and in configurations γ is a number, the constant adaptive factor.
+line and in configurations γ is a number, the constant adaptive factor, or phases: `gamma = [[0, 1.0], [300, 0.1]]`.
 
 Reference: Lian et al. 2017 (arXiv:1705.09056) for `awc`; Koloskova et al. 2020 (arXiv:2003.10422) for `atc`.
 """
@@ -44,6 +44,8 @@ Order = Literal["awc", "atc", "cta"]
 ORDERS: tuple[Order, ...] = ("awc", "atc", "cta")
 Answer = Generator[Request, Any, Tensor]
 """A part of a step: yields requests, returns rows."""
+Phases = tuple[tuple[int, float], ...]
+"""γ from a step on, in rising order of the steps; 1 before the first."""
 
 
 @register("dsgd")
@@ -52,8 +54,8 @@ class Dsgd:
     """DSGD; with an Adam as the local optimizer it is DAdam (`dadam`)."""
 
     order: Order = "awc"
-    gamma: float | Callable[[int, float], float] = 1.0
-    """The share of the mixture that is taken: a constant in [0, 1], or a function (step, learning rate)."""
+    gamma: float | Phases | Callable[[int, float], float] = 1.0
+    """The share of the mixture that is taken: in [0, 1], constant or by phases, or a function (step, learning rate)."""
 
     name: ClassVar[str]
     reference: ClassVar[str] = "Lian et al. 2017, arXiv:1705.09056; Koloskova et al. 2020, arXiv:2003.10422"
@@ -64,7 +66,9 @@ class Dsgd:
 
     def __post_init__(self) -> None:
         check_order(self.order)
-        if not callable(self.gamma):
+        if isinstance(self.gamma, list | tuple):
+            object.__setattr__(self, "gamma", check_phases(self.gamma))
+        elif not callable(self.gamma):
             check_gamma(self.gamma)
 
     def init(self, x: Tensor) -> Stateless:
@@ -77,7 +81,12 @@ class Dsgd:
         return (yield from ordered(x, self.order, local, self._share)), state
 
     def _share(self, local: Local) -> float:
-        return check_gamma(self.gamma(local.t, local.lr) if callable(self.gamma) else self.gamma)
+        return self._gamma(local.t, local.lr)
+
+    def _gamma(self, t: int, lr: float) -> float:
+        if isinstance(self.gamma, tuple):
+            return next((gamma for start, gamma in reversed(self.gamma) if start <= t), 1.0)
+        return check_gamma(self.gamma(t, lr) if callable(self.gamma) else self.gamma)
 
     def deployed(self, x: Tensor, state: Stateless) -> Tensor:
         """The point itself."""
@@ -86,6 +95,11 @@ class Dsgd:
 
     def matrix_form(self, problem: DenseProblem, steps: int) -> np.ndarray:
         """The table of the module with the dense W_γ."""
+        if isinstance(self.gamma, tuple):
+            factors = np.ones(steps)
+            for start, gamma in self.gamma:
+                factors[start:] = gamma
+            return dense_dsgd(problem, steps, self.order, factors.tolist())
         gamma = self.gamma
         factors = [gamma(t, problem.lr(t)) if callable(gamma) else gamma for t in range(steps)]
         return dense_dsgd(problem, steps, self.order, factors)
@@ -146,6 +160,23 @@ def check_gamma(gamma: float, name: str = "gamma") -> float:
     if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0.0 <= gamma <= 1.0:
         raise AlgorithmError(f"{name} must lie in [0, 1], got {gamma!r}: outside it mixing takes more than the mixture")
     return float(gamma)
+
+
+def check_phases(phases: Sequence[Any]) -> Phases:
+    """Refuses phases that are no pairs (step, gamma) in rising order of the steps."""
+    read: list[tuple[int, float]] = []
+    for pair in phases:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise AlgorithmError(f"gamma by phases is [[step, gamma], ...], got {pair!r} in it")
+        start, gamma = pair
+        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+            raise AlgorithmError(f"a phase of gamma begins at a step counted from 0, got {start!r}")
+        if read and start <= read[-1][0]:
+            raise AlgorithmError(f"phases of gamma come in rising order: step {start} follows step {read[-1][0]}")
+        read.append((start, check_gamma(gamma)))
+    if not read:
+        raise AlgorithmError("gamma by phases is [[step, gamma], ...], got no phase; a constant is a number")
+    return tuple(read)
 
 
 def dense_dsgd(problem: DenseProblem, steps: int, order: Order, gamma: Sequence[float]) -> np.ndarray:

@@ -25,17 +25,10 @@ VERBS: dict[str, str] = {
     "study": "arms x seeds from a configuration file, with paired statistics",
     "diff": "what differs between two configurations, two studies or two runs, key by key",
     "report": "rebuild the report of a finished run directory",
+    "verify": "claims of the literature, put to the test: verdicts with effect, interval, seeds",
     "bench": "speed, as ratios against a peer or a physical limit in the same run",
 }
 """Every verb and its line of help, so that `--help` need not load any of them."""
-
-UNBUILT: dict[str, tuple[str, str]] = {
-    "verify": (
-        "claims of the literature, put to the test",
-        "`dissensus study` compares arms with a rule fixed beforehand",
-    ),
-}
-"""Verbs that are promised and not there: what they will do, and the nearest thing that works today."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,10 +78,8 @@ def _run(arguments: list[str]) -> int:
     from dissensus.theory.errors import DissensusError, nearest
 
     verb, rest = arguments[0], arguments[1:]
-    if verb in UNBUILT:
-        raise UsageError(f"{verb!r} is not built yet; what works today: {UNBUILT[verb][1]}")
     if verb not in VERBS:
-        raise UsageError(f"unknown verb {verb!r}{nearest(verb, [*VERBS, *UNBUILT])}")
+        raise UsageError(f"unknown verb {verb!r}{nearest(verb, VERBS)}")
     module = importlib.import_module(f"dissensus.experiments.cli.{verb}")
     summary, parts = VERBS[verb], getattr(module, "PARTS", None)
     if parts is not None:
@@ -115,7 +106,7 @@ def _parts(verb: str, parts: dict[str, str]) -> str:
 
 
 def _overview() -> str:
-    width = max(map(len, [*VERBS, *UNBUILT]))
+    width = max(map(len, VERBS))
     lines = [
         "usage: dissensus VERB [options]",
         "",
@@ -123,8 +114,6 @@ def _overview() -> str:
         "",
     ]
     lines += [f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items()]
-    lines += ["", "Promised, not built yet:"]
-    lines += [f"  {verb:<{width}}  {summary}" for verb, (summary, _) in UNBUILT.items()]
     lines += [
         "",
         "`dissensus VERB --help` tells the rest. Exit codes: 0 done, 1 check failed, 2 wrong use, 130 Ctrl-C.",

@@ -164,6 +164,7 @@ def tell(study: Study, out: Path, outcomes: Sequence[Outcome], *, as_json: bool)
         print_json(
             {
                 "report": str(report.path) if report else None,
+                "tables": str(report.tables) if report else None,
                 "runs": [vars(outcome) | {"path": str(outcome.path)} for outcome in outcomes],
                 "findings": [f.to_dict() for f in report.findings] if report else [],
             }

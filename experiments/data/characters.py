@@ -25,7 +25,7 @@ from dissensus.algorithms.streams import numpy_stream
 from dissensus.experiments.data.dataset import DATASETS, DataSet
 from dissensus.experiments.data.markov import MarkovSource
 from dissensus.experiments.data.task import Task
-from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.errors import ConfigError, DataMissingError
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -86,7 +86,7 @@ def _from_file(path: Path, context: int, stretches: int, test_share: float) -> D
     except UnicodeDecodeError as error:
         raise ConfigError(f"data set 'characters': {path} is no UTF-8 text: {error.reason} at {error.start}") from None
     except OSError as error:
-        raise ConfigError(f"data set 'characters': cannot read {path}: {error.strerror}") from None
+        raise DataMissingError(f"data set 'characters': cannot read {path}: {error.strerror}") from None
     letters, codes = np.unique(np.array(list(written), dtype="U1"), return_inverse=True)
     cut = len(codes) - round(test_share * len(codes))
     parts = [_cut(codes[:cut], context), _cut(codes[cut:], context)]

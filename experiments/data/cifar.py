@@ -27,7 +27,7 @@ import numpy as np
 from dissensus.experiments.data.dataset import DATASETS, DataSet
 from dissensus.experiments.data.images import Images, LabelNoise, Part, image_data
 from dissensus.experiments.data.unpickling import read_pickle
-from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.errors import ConfigError, DataMissingError
 
 PIXELS = 3 * 32 * 32
 LARGEST = 1 << 28
@@ -103,7 +103,7 @@ def _load(name: str, kind: int, path: str, key: str, *, labels: int, column: int
 
             return _joined([images(f) for f in version.train]), _joined([images(f) for f in version.test])
     looked = ", ".join(f"{v.folder}/ and {v.archive}" for v in VERSIONS[kind])
-    raise ConfigError(
+    raise DataMissingError(
         f"data set {name!r} is not in {place.absolute()}: looked for {looked}; get one of the archives from "
         "www.cs.toronto.edu/~kriz/cifar.html and set data.path to the folder it is in, or to the archive itself"
     )

@@ -13,7 +13,7 @@ import numpy as np
 from dissensus.experiments.data.dataset import DATASETS, DataSet
 from dissensus.experiments.data.idx import read_idx
 from dissensus.experiments.data.images import Images, LabelNoise, Part, image_data
-from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.errors import DataMissingError
 
 PLACE = "/usr/share/datasets/fashion-mnist"
 """Where Debian's package dataset-fashion-mnist puts them."""
@@ -40,7 +40,7 @@ def _array(folder: Path, name: str, rank: int) -> np.ndarray:
     for file in (folder / f"{name}.gz", folder / name):
         if file.is_file():
             return read_idx(file, rank)
-    raise ConfigError(
+    raise DataMissingError(
         f"data set 'fashion-mnist': there is no {name}.gz in {folder}; on Debian: apt-get install "
         "dataset-fashion-mnist; elsewhere get the four files from github.com/zalandoresearch/fashion-mnist and set "
         "data.path to their folder"

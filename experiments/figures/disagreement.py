@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,31 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from dissensus.experiments.curves import Curve
-from dissensus.experiments.figures.style import darker, draw_curve, house_style, looks, new_figure
+from dissensus.experiments.figures.style import (
+    background_entry,
+    darker,
+    draw_background,
+    draw_curve,
+    house_style,
+    looks,
+    new_figure,
+)
 
 _PREDICTED: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 1.3, "marker": "", "zorder": 4}
 
 
 def consensus_figure(
-    measured: Mapping[str, Curve], predicted: Mapping[str, Curve], gamma: Mapping[str, Curve], lr: Curve
+    measured: Mapping[str, Curve],
+    predicted: Mapping[str, Curve],
+    gamma: Mapping[str, Curve],
+    lr: Curve,
+    background: Sequence[Curve] = (),
 ) -> Figure:
     """The consensus distance over the steps on a log axis; below it the learning rate and gamma that drive it."""
     with house_style():
         figure = new_figure(11.0, 4.6)
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
-        _log_curves(top, measured, predicted)
+        _log_curves(top, measured, predicted, background)
         top.set(
             title="Consensus distance",
             ylabel=r"$\Xi_t = \frac{1}{n}\sum_i \Vert x_i - \bar x\Vert^2$  (parameter units²)",
@@ -45,23 +57,31 @@ def envelope_figure(
     quadratic: Mapping[str, Curve],
     predicted: Mapping[str, Curve],
     alignment: Mapping[str, Curve],
+    background: Sequence[Sequence[Curve]] = ((), ()),
 ) -> Figure:
     """Left: the penalty of disagreement, measured, from the Hessian, and predicted. Right: normalised alignment."""
     with house_style():
         figure = new_figure(11.0, 4.0)
         left, right = figure.subplots(1, 2)
-        handles, labels = _log_curves(left, envelope, predicted)
+        handles, labels = _log_curves(left, envelope, predicted, background[0])
         for _, curve, look in looks(quadratic):
             shown = np.exp(curve.logarithm().mean)
             hollow = {**look, "markerfacecolor": "none"}
             left.plot(curve.steps, shown, linestyle="none", markersize=9, markeredgewidth=1.1, **hollow)
         ring = Line2D([], [], color="#444444", linestyle="none", marker="o", markersize=9, markerfacecolor="none")
-        left.legend([*handles, ring], [*labels, r"hollow: $\frac{1}{2}\mathrm{tr}(H\Sigma)$"])
+        # among many grey lines there is no empty corner
+        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 3}
+        left.legend(
+            [*handles, ring],
+            [*labels, r"hollow: $\frac{1}{2}\mathrm{tr}(H\Sigma)$"],
+            **(below if background[0] else {}),
+        )
         left.set(
             title="Hessian-weighted envelope",
             xlabel="step",
             ylabel=r"$\frac{1}{n}\sum_i L(x_i) - L(\bar x)$  (nats)",
         )
+        draw_background(right, _positive(background[1]), logarithmic=True)
         for label, curve, look in looks(alignment):
             if not curve.is_measured:
                 continue
@@ -85,12 +105,19 @@ def envelope_figure(
     return figure
 
 
-def _log_curves(ax: Axes, measured: Mapping[str, Curve], predicted: Mapping[str, Curve]) -> tuple[list, list]:
+def _positive(curves: Sequence[Curve]) -> list[Curve]:
+    return [curve for curve in curves if (curve.values > 0).any()]
+
+
+def _log_curves(
+    ax: Axes, measured: Mapping[str, Curve], predicted: Mapping[str, Curve], background: Sequence[Curve]
+) -> tuple[list, list]:
     """Arms that are zero throughout are named in the legend, for a log axis has no place for them.
 
     Returns what the legend holds.
     """
     any_predicted = False
+    draw_background(ax, _positive(background), logarithmic=True)
     for label, curve, look in looks(measured):
         if not (curve.values > 0).any():
             ax.plot([], [], label=f"{label}: exactly 0", **look)
@@ -105,5 +132,8 @@ def _log_curves(ax: Axes, measured: Mapping[str, Curve], predicted: Mapping[str,
     if any_predicted:
         handles.append(Line2D([], [], color="#222222", **_PREDICTED))
         labels.append("dashed: theory, nothing fitted")
+    for entry in background_entry(len(background)):
+        handles.append(entry)
+        labels.append(str(entry.get_label()))
     ax.legend(handles, labels)
     return handles, labels

@@ -8,13 +8,23 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dissensus.experiments.curves import Curve
-from dissensus.experiments.figures.style import draw_curve, house_style, looks, new_figure
+from dissensus.experiments.figures.style import (
+    background_entry,
+    draw_background,
+    draw_curve,
+    house_style,
+    looks,
+    new_figure,
+)
 
 
 def learning_figure(
-    train_loss: Mapping[str, Curve], test_loss: Mapping[str, Curve], accuracy: Mapping[str, Curve]
+    train_loss: Mapping[str, Curve],
+    test_loss: Mapping[str, Curve],
+    accuracy: Mapping[str, Curve],
+    background: Sequence[Sequence[Curve]] = ((), (), ()),
 ) -> Figure:
-    """Three panels over the steps, one line per arm, bands over the seeds."""
+    """Three panels over the steps, one line per arm, bands over the seeds; `background` is grey, panel by panel."""
     panels = (
         ("Training loss", "cross-entropy (nats)", train_loss),
         ("Test loss", "cross-entropy (nats)", test_loss),
@@ -22,15 +32,17 @@ def learning_figure(
     )
     with house_style():
         figure = new_figure(11.0, 3.5)
-        for ax, (title, unit, arms) in zip(figure.subplots(1, 3), panels, strict=True):
+        for ax, (title, unit, arms), others in zip(figure.subplots(1, 3), panels, background, strict=True):
             percent = unit.endswith("(%)")
+            draw_background(ax, (Curve(c.steps, 100 * c.values) if percent else c for c in others))
             for label, curve, look in looks(arms):
                 shown = Curve(curve.steps, 100 * curve.values) if percent else curve
                 draw_curve(ax, shown, label, look)
             ax.set(title=title, xlabel="step", ylabel=unit)
             shown = [Curve(c.steps, 100 * c.values) if percent else c for c in arms.values()]
             ax.set_ylim(*_settled(shown))
-        figure.axes[0].legend()
+        handles, _ = figure.axes[0].get_legend_handles_labels()
+        figure.axes[0].legend(handles=[*handles, *background_entry(len(background[0]))])
     return figure
 
 

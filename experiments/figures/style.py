@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from dissensus.experiments.curves import Curve
 from dissensus.experiments.errors import ConfigError
@@ -21,6 +22,8 @@ from dissensus.experiments.errors import ConfigError
 PALETTE = ("#333333", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 """Okabe-Ito, in an order in which neighbours differ in lightness as well, so that three arms can be told in grey."""
 MARKERS = ("s", "o", "^", "D", "v", "P", "X")
+GREY = "#b8b8b8"
+"""Of what stays in the background."""
 
 _RC: dict[str, Any] = {
     "figure.facecolor": "white",
@@ -42,7 +45,10 @@ _RC: dict[str, Any] = {
     "ytick.color": "#444444",
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
-    "legend.frameon": False,
+    "legend.frameon": True,  # white behind the words, without an edge
+    "legend.framealpha": 0.8,
+    "legend.edgecolor": "none",
+    "legend.fancybox": False,
     "legend.fontsize": 9,
     "lines.linewidth": 1.7,
     "lines.markersize": 5.5,
@@ -86,6 +92,18 @@ def draw_curve(
     rim = {"markeredgecolor": "white", "markeredgewidth": 0.6}
     ax.plot(curve.steps, mean, label=label, markevery=every, **rim, **look, **more)
     ax.fill_between(curve.steps, low, high, color=look["color"], alpha=0.18, linewidth=0)
+
+
+def draw_background(ax: Axes, curves: Iterable[Curve], *, logarithmic: bool = False) -> None:
+    """The means over seeds of arms that have no colour of their own: thin and grey, without bands."""
+    for curve in curves:
+        mean = np.exp(curve.logarithm().mean) if logarithmic else curve.mean
+        ax.plot(curve.steps, mean, color=GREY, linewidth=0.6, alpha=0.7, zorder=1)
+
+
+def background_entry(count: int) -> list[Line2D]:
+    """The entry of a legend for so many arms in the background."""
+    return [Line2D([], [], color=GREY, linewidth=1.2, label=f"{count} other arms")] if count else []
 
 
 def darker(colour: str, share: float = 0.45) -> tuple[float, float, float]:

@@ -107,6 +107,8 @@ def test_a_name_that_is_taken_and_a_treatment_that_became_several() -> None:
         sweep({"arms.ac.p": [1.0, 2.0]}, arms=taken)
     with pytest.raises(ConfigError, match=r"'ac' is an arm that the grid multiplies: name one of ac-1, ac-2$"):
         sweep({"arms.ac.p": [1.0, 2.0]}, decision={"treatment": "ac"})
+    with pytest.raises(ConfigError, match=r"decision\.controls: 'ac' is an arm that the grid multiplies"):
+        sweep({"arms.ac.p": [1.0, 2.0]}, decision={"treatment": "dsgd", "controls": ["ac"]})
     assert sweep({"arms.ac.p": [1.0, 2.0]}, decision={"treatment": "ac-1"}).treatment == "ac-1"
     assert sweep({"arms.ac.p": [1.0, 2.0]}, decision={"treatment": "dsgd"}).treatment == "dsgd"
 

@@ -7,16 +7,17 @@ from typing import cast
 import numpy as np
 import pytest
 
-from dissensus.experiments.comparison import QUESTIONS, compare, rule, verdict
+from dissensus.experiments.comparison import Question, compare, rule, verdict
 from dissensus.experiments.config import Study
 from dissensus.experiments.demo import demo_study, run_demo
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import load, write
+from dissensus.experiments.quantities import EXPECTED, QUANTITIES, QUANTITY
 from dissensus.experiments.records import STUDY_FILE, Recorder, Which
 from dissensus.experiments.report import write_report
 from dissensus.experiments.results import Results
 from dissensus.experiments.statistics import paired
-from dissensus.experiments.tables import QUANTITIES, arms_rows, arms_table, verdict_table
+from dissensus.experiments.tables import arms_rows, arms_table, verdict_table
 
 EFFECT = {"test_accuracy": 0.05, "test_loss": -0.1, "hessian_trace": -5.0, "top_eigenvalue": -1.0}
 
@@ -40,9 +41,7 @@ def _write_run(root: Path, cell: Study, shift: float, seed: int, broken: bool) -
             jitter = 0.001 * rng.standard_normal()
             for quantity in QUANTITIES:
                 value = 1.0 + 0.1 * seed + jitter + shift * EFFECT.get(quantity.name, 0.0)
-                recorder.metric(
-                    step, quantity.name, value, which=cast("Which", quantity.which or "consensus"), bn="none"
-                )
+                recorder.metric(step, quantity.name, value, which=cast("Which", quantity.which), bn="none")
             recorder.metric(step, "lr", 0.1, which="workers")
             recorder.metric(step, "test_accuracy", 0.5, which="mean")
             recorder.metric(step, "test_accuracy", 0.4, which="worst")
@@ -52,7 +51,7 @@ def _write_run(root: Path, cell: Study, shift: float, seed: int, broken: bool) -
 
 
 def words(root: Path, **how: bool) -> dict[str, str]:
-    return {f.question.quantity: f.word for f in compare(Results.read(written(root, **how)))}
+    return {f.question.quantity.name: f.word for f in compare(Results.read(written(root, **how)))}
 
 
 def test_a_difference_is_supported_and_flips_when_the_labels_are_swapped(tmp_path: Path) -> None:
@@ -62,7 +61,7 @@ def test_a_difference_is_supported_and_flips_when_the_labels_are_swapped(tmp_pat
         assert wrong[quantity] == "not supported"
     for quantity in set(right) - set(EFFECT):
         assert right[quantity] == wrong[quantity] == "inconclusive"
-    assert set(right) == {q.quantity for q in QUESTIONS}
+    assert set(right) == set(EXPECTED)
 
 
 def test_two_identical_arms_are_not_found_different(tmp_path: Path) -> None:
@@ -72,9 +71,10 @@ def test_two_identical_arms_are_not_found_different(tmp_path: Path) -> None:
 
 def test_the_verdict_reads_direction_and_corrected_p() -> None:
     up = paired([2.0, 3.1, 4.0], [1.0, 2.0, 3.2])
-    assert verdict(up, 0.01, higher=True) == "supported"
-    assert verdict(up, 0.01, higher=False) == "not supported"
-    assert verdict(up, 0.06, higher=True) == "inconclusive"
+    higher, lower = (Question(QUANTITY["test_loss"], direction) for direction in ("higher", "lower"))
+    assert verdict(up, 0.01, higher) == "supported"
+    assert verdict(up, 0.01, lower) == "not supported"
+    assert verdict(up, 0.06, higher) == "inconclusive"
 
 
 def test_every_p_value_is_corrected_over_the_whole_page(tmp_path: Path) -> None:
@@ -93,6 +93,30 @@ def test_a_failed_run_takes_its_seed_out_of_every_arm_and_is_named(tmp_path: Pat
     assert all(len(runs) == 5 for runs in results.by_arm.values())
     page = write_report(folder).path.read_text()
     assert "base, seed 0: failed. worker 1 &lt;has&gt; the loss nan" in page
+
+
+def failed(folder: Path, runs: str) -> None:
+    for summary in folder.glob(f"{runs}-*/summary.json"):
+        summary.write_text('{"status": "failed", "error": "the loss is nan"}')
+
+
+def test_an_arm_that_finished_nothing_is_left_out_and_does_not_hand_its_role_on(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    failed(folder, "treat")
+    report = write_report(folder)
+    assert report.results.order == ("base",)
+    assert (report.results.treatment, report.findings) == ("treat", [])
+    page = report.path.read_text()
+    assert page.count("treat, seed") == 6
+    assert "without leaving out treat:" in page
+
+
+def test_of_arms_without_a_common_seed_those_that_finished_most_are_shown(tmp_path: Path) -> None:
+    folder = written(tmp_path, seeds=3)
+    failed(folder, "treat-s0")
+    failed(folder, "base-s[12]")
+    results = Results.read(folder)
+    assert (results.order, results.seeds, results.left_out) == (("treat",), [1, 2], ["base"])
 
 
 def test_tables_recompute_from_the_raw_lines(tmp_path: Path) -> None:
@@ -152,13 +176,13 @@ def test_the_rule_stands_before_the_results_and_knows_the_number_of_seeds(tmp_pa
     assert page.index("is supported if the mean difference has the stated sign") < page.index('class="text verdict')
     assert "over all 7 statements of this page" in page
     assert "permutation test" not in rule(report.results, 7)  # 6 seeds: 2^-5 is above 0.05 / 7
-    assert "or the sign-flip permutation test" in rule(report.results, 1)
+    assert "or the permutation test of signs" in rule(report.results, 1)
 
 
 def test_one_seed_gives_a_page_without_verdicts(tmp_path: Path) -> None:
     report = write_report(written(tmp_path, seeds=1))
     assert report.findings == []
-    assert "that takes two arms and at least two seeds" in report.path.read_text()
+    assert "that takes a treatment, a control and at least two seeds" in report.path.read_text()
 
 
 def test_runs_of_an_earlier_version_of_the_study_are_left_out(tmp_path: Path) -> None:
@@ -169,12 +193,20 @@ def test_runs_of_an_earlier_version_of_the_study_are_left_out(tmp_path: Path) ->
     assert all(len(runs) == 6 for runs in Results.read(folder).by_arm.values())
 
 
+def test_runs_of_another_study_alone_are_not_a_report(tmp_path: Path) -> None:
+    folder = written(tmp_path, seeds=1)
+    write(load(folder / STUDY_FILE, ["lr.peak=0.7"]), folder / STUDY_FILE)
+    with pytest.raises(ConfigError, match=r"none of the 2 runs in .* belongs to the study of its study\.toml"):
+        Results.read(folder)
+
+
 def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no run directory"):
         Results.read(tmp_path)
     with pytest.raises(ConfigError, match="there are no runs to report"):
         Results.of([])
     folder = written(tmp_path, seeds=1, broken=True)
+    failed(folder, "treat")
     with pytest.raises(ConfigError, match="has no seed that all of its arms finished: base seed 0 failed worker 1"):
         write_report(folder)
     other = load(folder / STUDY_FILE, ["name=other"]).cells()[0]
@@ -220,6 +252,6 @@ def test_the_demo_compares_like_with_like() -> None:
 def test_terminal_tables_have_a_column_per_arm(tmp_path: Path) -> None:
     results = Results.read(written(tmp_path))
     table = arms_table(results)
-    assert [c.header for c in table.columns] == ["", "DSGD", "AC <2>"]
+    assert [str(c.header) for c in table.columns] == ["", "DSGD", "AC <2>"]
     assert table.row_count == len(QUANTITIES)
     assert verdict_table(compare(results)).row_count == 1 + 7

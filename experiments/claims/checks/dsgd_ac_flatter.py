@@ -1,0 +1,66 @@
+"""DSGD-AC's consensus model lies flatter than that of DSGD and of centralized SGD, also at equal training loss."""
+
+from __future__ import annotations
+
+from dissensus.experiments.claims.base import Part
+from dissensus.experiments.claims.evidence import Evidence
+from dissensus.experiments.claims.judging import Asked, decided, higher, lower
+from dissensus.experiments.claims.quantities import at_equal_loss, final, measured
+from dissensus.experiments.claims.registry import claim
+from dissensus.experiments.results import Results
+
+MEASURES = {
+    "hessian_trace": "Hessian trace",
+    "top_eigenvalue": "largest eigenvalue",
+    "average_sharpness": "average-direction sharpness",
+}
+ALONG = ("hessian_trace", "top_eigenvalue")
+"""Those that are measured along the way, too."""
+
+
+@claim(
+    "dsgd-ac-flatter",
+    title="DSGD-AC finds flatter consensus models than DSGD and than centralized SGD",
+    statement=(
+        "Adaptive consensus (γ falling with the learning rate) ends in flatter minima: at the averaged model the "
+        "Hessian's trace and largest eigenvalue and the mean rise of the loss under random perturbations are smaller "
+        "than after DSGD with full mixing and than after centralized SGD, and not only because it fits less."
+    ),
+    source=(
+        "Wang and Johansson 2026, arXiv:2602.02899 (abstracts of both versions: flatter minima; the largest eigenvalue "
+        "is theirs, trace and average direction are ours; equal training loss is our condition)"
+    ),
+    measured=(
+        "trace, largest eigenvalue and average-direction sharpness of the training loss at the consensus model at the "
+        "end; trace and eigenvalue once more where both arms have the same training loss (the larger of the two "
+        "final ones; the arm that fits more is followed back along its path)"
+    ),
+    rule=(
+        "paired over seeds, p of the t test (and of the sign-flip test where there are pairs enough) corrected by Holm "
+        "over all parts, level 0.05; every part has to be supported"
+    ),
+    budget={"tiny": "1 to 3 min", "small": "2 hours", "full": "a cluster: 30 runs of WRN-16-8, 30 of WRN-28-10"},
+    studies=("dsgd-ac",),
+)
+def dsgd_ac_flatter(at: Evidence) -> list[Part]:
+    """Asks every variant of the study."""
+    return [part for results in at.found["dsgd-ac"] for part in flatter(results)]
+
+
+def flatter(results: Results) -> list[Part]:
+    """The parts for one study with the arms `dsgd-ac`, `dsgd` and `centralized`."""
+    asked: list[Asked] = []
+    for control in ("dsgd", "centralized"):
+        other = results.label(control)
+        for name, words in MEASURES.items():
+            if measured(results, name, "dsgd-ac", control):
+                ours, theirs = (final(results, name, arm) for arm in ("dsgd-ac", control))
+                asked.append(lower(f"smaller {words} than {other}, at the end", ours, theirs))
+        for name in ALONG:
+            if measured(results, name, "dsgd-ac", control) and len(results.curve(name, control).steps) > 2:
+                ours, theirs = at_equal_loss(results, name, "dsgd-ac", control)
+                words = f"smaller {MEASURES[name]} than {other}, at equal training loss"
+                asked.append(lower(words, ours, theirs, unit="log ratio"))
+        gap = (final(results, "train_loss", arm) for arm in ("dsgd-ac", control))
+        asked.append(higher(f"fits less than {other}: training loss", *gap, unit="nats", counts=False))
+    return decided(asked)
