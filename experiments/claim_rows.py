@@ -14,9 +14,7 @@ class ClaimRow:
     """The claim in words that can turn out wrong."""
     verdict: str
     """`supported`, `not supported` or `inconclusive`; anything else is shown as it is."""
-    effect: str = ""
-    interval: str = ""
-    note: str = ""
-    """What has to be known before the verdict is believed."""
+    parts: tuple[str, ...] = ()
+    """What it was judged by, each with its own verdict and number."""
     source: str = ""
     """Where the claim stands."""

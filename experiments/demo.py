@@ -63,7 +63,12 @@ def demo_study(seeds: int = 5, steps: int = 1000) -> Study:
         optimizer={"name": "sgd", "momentum": 0.9, "weight_decay": 5e-4},
         lr={"peak": 0.1, "schedule": "cosine", "warmup": warmup},
         train={"steps": steps, "workers": 8, "batch": 16},
-        probes={"every": max(1, steps // 40), "curvature_every": max(10, steps // 10)},
+        probes={
+            "every": max(1, steps // 40),
+            "curvature_every": max(10, steps // 10),
+            "at_end": ["average", "captured"],
+            "radius": 1.0,
+        },
         decision={"note": CHOICE},
         arms={
             "centralized": {"algorithm": "allreduce", "label": "centralized SGD"},

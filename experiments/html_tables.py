@@ -81,19 +81,21 @@ def claims(rows: Sequence[ClaimRow]) -> str:
     """The section of the claims; nothing where there are none."""
     if not rows:
         return ""
-    head = "".join(f'<th class="text">{name}</th>' for name in ("claim", "verdict", "effect", "interval", "note"))
+    head = "".join(f'<th class="text">{name}</th>' for name in ("claim", "verdict", "because"))
     body = ""
     for row in rows:
         source = f"<br><small>{escape(row.source)}</small>" if row.source else ""
-        cells = "".join(
-            f'<td class="text flowing">{escape(text)}</td>' for text in (row.effect, row.interval, row.note)
-        )
+        parts = "<br>".join(escape(part) for part in row.parts)
         body += (
             f'<tr><td class="flowing"><b>{escape(row.title)}</b><br>{escape(row.statement)}{source}</td>'
-            f"<td {_verdict_class(row.verdict)}>{escape(row.verdict)}</td>{cells}</tr>"
+            f'<td {_verdict_class(row.verdict)}>{escape(row.verdict)}</td><td class="text flowing">{parts}</td></tr>'
         )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<h2 id="claims">Claims</h2>\n<div class="wide">{table}</div>'
+    lead = (
+        '<p class="soft">Claims of the literature that a study with these arms can be asked, each by the rule that '
+        "stands with it (<code>dissensus verify NAME --show</code>); a claim is supported if all of its parts are.</p>"
+    )
+    return f'<h2 id="claims">Claims</h2>\n{lead}\n<div class="wide">{table}</div>'
 
 
 def differences(results: Results) -> str:

@@ -56,7 +56,9 @@ def write_report(
     findings = compare(results)
     target = Path(path) if path is not None else Path(folder) / "report.html"
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, page(results, findings, pictures(results)))
+    from dissensus.experiments.claims.reported import claim_rows  # claims run studies, and studies write reports
+
+    write_whole(target, page(results, findings, pictures(results), claim_rows(results)))
     if not with_tables:
         return Report(target, results, findings)
     beside = target.with_name("tables" if target.name == "report.html" else f"{target.stem}-tables")

@@ -6,8 +6,8 @@ r"""Decentralized SGD, in the three orders in which gradient, mixing and move ca
 | `atc` adapt then combine | $x^+ = W_\gamma (x - \alpha u(g(x)))$ | the own point |
 | `cta` combine then adapt | $y = W_\gamma x,\; x^+ = y - \alpha u(g(y))$ | the mixed point |
 
-with $W_\gamma = (1-\gamma) I + \gamma W$, $\gamma$ constant, constant in phases, or a function of step and learning rate, and $u$ the local
-optimizer, which in `awc` and `cta` starts from the mixed point (where its weight decay is taken, too) and in `atc` from
+with $W_\gamma = (1-\gamma) I + \gamma W$, $\gamma$ constant, by phases, or a function of step and learning rate, and
+$u$ the local optimizer, which in `awc` and `cta` starts from the mixed point (where its weight decay is taken, too) and in `atc` from
 the own point. Its memory is never mixed. Many papers call `awc` "CTA": look where the gradient is taken. On the command
 line and in configurations γ is a number, the constant adaptive factor, or phases: `gamma = [[0, 1.0], [300, 0.1]]`.
 

@@ -27,10 +27,10 @@ def page(verdicts: Sequence[Verified], command: str) -> str:
         f"*Made by `{command}`, not edited by hand.*",
         "",
         "What the literature says of disagreement, put to the test by this toolkit: each claim in our words, what was",
-        "measured, the rule that was fixed beforehand, and what came out. A claim is *supported* if every part of it is,",
-        "*not supported* if at least one came out against it, else *inconclusive*. These are verdicts on small networks",
-        "and small data: they say what the toolkit saw here, not whether a paper is right at its own scale. Parts in",
-        "brackets only inform.",
+        "measured, the rule that was fixed beforehand, and what came out. A claim is *supported* if every part of it",
+        "is, *not supported* if at least one came out against it, else *inconclusive*; parts in brackets only inform.",
+        "These are verdicts at the scale that is named: at *tiny* scale on small networks and small data they say what",
+        "was seen there, not whether a paper is right at its own scale. [How to run them](verify.md).",
         "",
         f"| {' | '.join(HEAD)} |",
         "|---|---|---|---:|---|---|",
@@ -54,7 +54,7 @@ def rows(one: Verified) -> list[list[str]]:
         [
             part.statement if part.counts else f"({part.statement})",
             part.verdict if part.counts else f"({part.verdict})",
-            _effect(part),
+            number(part),
             _interval(part),
             _probability(part.pvalue),
             _count(part) if part.n is not None else "–",
@@ -108,8 +108,12 @@ def _run(one: Verified) -> str:
     return f"{one.made.get('date', '–')}, {one.seconds:.0f} s, Python {one.made.get('python', '–')}, {kept}"
 
 
-def _effect(part: Part) -> str:
-    return "–" if part.effect is None else f"{_number(part.effect)} {part.unit}".strip()
+def number(part: Part) -> str:
+    """The number that a verdict goes by, with its unit."""
+    if part.effect is None:
+        return "–"
+    sign = "+" if part.interval is not None and part.effect > 0 else ""  # what has an interval is a difference
+    return f"{sign}{_number(part.effect)} {part.unit}".strip()
 
 
 def _interval(part: Part) -> str:

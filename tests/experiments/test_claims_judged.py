@@ -174,7 +174,7 @@ def test_identical_arms_support_nothing(name: str) -> None:
 
 def _compares(part: Part) -> bool:
     """Whether a part holds two arms against each other, rather than one against a number or with a margin."""
-    return not any(word in part.statement for word in ("above 1 ", "chance", "not worse"))
+    return not any(word in part.statement for word in ("above 1,", "chance", "not worse"))
 
 
 def test_arms_without_a_difference_gain_nothing() -> None:
@@ -229,3 +229,15 @@ def test_equal_training_loss_is_met_on_the_way() -> None:
 def test_an_unmeasured_quantity_is_an_error_with_its_name() -> None:
     with pytest.raises(ConfigError, match="envelope of arm 'dsgd-ac' was not measured"):
         envelope_penalty.penalty(BETTER)
+
+
+def test_a_study_with_the_arms_of_a_claim_is_asked_it() -> None:
+    from dissensus.experiments.claims.reported import claim_rows
+
+    rows = {row.title: row for row in claim_rows(FLATTER)}
+    assert [row.verdict for row in rows.values()] == ["supported"]  # the others need what was not measured
+    assert any("smaller Hessian trace than dsgd" in part for row in rows.values() for part in row.parts)
+    turned = claim_rows(swapped(FLATTER, "dsgd-ac", "dsgd"))
+    assert [row.verdict for row in turned] == ["not supported"]
+    assert claim_rows(MOMENTA)[0].verdict == "supported"
+    assert claim_rows(planted("other", {"a": {"test_loss": [1.0, 2.0]}, "b": {"test_loss": [1.0, 2.0]}})) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dissensus.experiments.cli import UNBUILT, VERBS, main
+from dissensus.experiments.cli import VERBS, main
 from dissensus.experiments.cli.theory import PARTS
 
 KEYS = {
@@ -73,11 +73,6 @@ def test_the_verb_theory_lists_its_parts(capsys: pytest.CaptureFixture) -> None:
 
 def test_an_unknown_part_names_the_nearest(capsys: pytest.CaptureFixture) -> None:
     assert "unknown part 'stationery'; did you mean 'stationary'?" in refused(capsys, "theory", "stationery")
-
-
-@pytest.mark.parametrize("verb", UNBUILT)
-def test_a_verb_that_is_not_built_says_so_and_what_works(verb: str, capsys: pytest.CaptureFixture) -> None:
-    assert "is not built yet; what works today" in refused(capsys, verb)
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,10 @@ def test_claims_have_a_section_where_there_are_any(made, noisy) -> None:
         made("claims", {"a": {"algorithm": "dsgd"}, "b": {"algorithm": "dsgd-ac"}}, noisy(), seeds=2)
     )
     assert "Claims" not in page(results, [], [])
-    row = ClaimRow("Flatter <C1>", "tr H is smaller", "not supported", "+3", "2 to 4", "few seeds", "somebody, 2026")
+    row = ClaimRow("Flatter <C1>", "tr H is smaller", "not supported", ("+3 in 2 to 4", "few"), "somebody, 2026")
     text = page(results, [], [], [row])
     section = text[text.index('<h2 id="claims">') : text.index("<h2>Figures</h2>")]
     assert text.index("What the comparison says") < text.index('<h2 id="claims">')
-    for words in ("Flatter &lt;C1&gt;", "tr H is smaller", "+3", "2 to 4", "few seeds", "somebody, 2026"):
+    for words in ("Flatter &lt;C1&gt;", "tr H is smaller", "+3 in 2 to 4", "few", "somebody, 2026"):
         assert words in section
     assert '<td class="text verdict against">not supported</td>' in section

@@ -16,11 +16,11 @@ from dissensus.experiments.results import Results
     statement=(
         "Consensus errors under DSGD-AC systematically align with the dominant subspace of the Hessian, which is what "
         "makes them a useful perturbation. In our reading that asks for two things: more of the disagreement lies "
-        "along sharp directions than chance would put there, and not less of it than under DSGD, whose errors vanish."
+        "along sharp directions than chance would put there, and more than under DSGD, whose errors vanish."
     ),
     source=(
         "Wang and Johansson 2026, arXiv:2602.02899, first version (abstract; the second version withdrew it). That it "
-        "must not be weaker than DSGD's is our reading, not theirs"
+        "has to be stronger than DSGD's is our reading, not theirs"
     ),
     measured=(
         "at the end of training: the share of tr Σ in the space of the ten top eigenvectors against 10/d, the "
@@ -39,8 +39,8 @@ def aligned(results: Results) -> list[Part]:
     """The parts for one study with the arms `dsgd-ac` and `dsgd`."""
     asked: list[Asked] = []
     ours, theirs = (final(results, "alignment_normalised", arm) for arm in ("dsgd-ac", "dsgd"))
-    asked.append(higher("normalised alignment above 1 (no preference)", ours, 1.0))
-    asked.append(higher("normalised alignment not below DSGD's: above it", ours, theirs))
+    asked.append(higher("normalised alignment above 1, which is no preference", ours, 1.0))
+    asked.append(higher("normalised alignment stronger than DSGD's", ours, theirs))
     if measured(results, "captured", "dsgd-ac"):
         share, chance = final(results, "captured", "dsgd-ac"), final(results, "captured_chance", "dsgd-ac")
         asked.append(higher("share in the top-10 space above chance", share, chance))
