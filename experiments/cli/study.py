@@ -42,8 +42,6 @@ def configure(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the study."""
-    from dissensus.experiments.processes import count
-
     if args.status:
         return _status(args)
     study = loaded(args)
@@ -56,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(write_toml(resolved(study)))
         return 0
+    from dissensus.experiments.processes import count
+
     if args.nproc is None and count() is None:
         quiet = args.quiet or args.json
         options = {"processes": args.processes, "resume": args.resume, "track": args.track}
@@ -68,12 +68,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     """Prints every cell of a study, given by its files or by the folder of its runs."""
+    from dissensus.experiments.records import STUDY_FILE
     from dissensus.experiments.status import StudyStatus
 
-    found = StudyStatus.read(args.files[0]) if len(args.files) == 1 and args.files[0].is_dir() else None
-    if found is None:
-        study = loaded(args)
-        found = StudyStatus.of(study, args.out / study.name)
+    folder = args.files[0] if len(args.files) == 1 and args.files[0].is_dir() else None
+    if folder is not None:
+        args.files = [folder / STUDY_FILE]
+    study = loaded(args)
+    found = StudyStatus.of(study, folder or args.out / study.name)
     if args.json:
         cells = [cell.to_dict() for cell in found.cells]
         left = {"left": len(found.left), "seconds_left": found.seconds_left}

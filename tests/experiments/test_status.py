@@ -69,6 +69,8 @@ def test_the_status_on_the_command_line_runs_nothing(tmp_path: Path, capsys: pyt
     assert main(["study", str(at / "study.toml"), "--out", str(tmp_path), "--seeds", "[0]", "--status", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (len(said["runs"]), said["left"], said["seconds_left"]) == (2, 1, 12.0)
+    assert main(["study", str(at), "--seeds", "[1]", "--status", "--json"]) == 0
+    assert [run["status"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["interrupted", "missing"]
     assert sorted(tmp_path.rglob("*")) == before
 
 
