@@ -161,9 +161,11 @@ def _meeting() -> dict[str, Any]:
     here = said.get("LOCAL_WORLD_SIZE") == said["WORLD_SIZE"]  # machines may count restarts differently
     if not (started_again() and here and said.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
         return {}
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
     # torchrun keeps its store when it starts everybody again, and in it the addresses of those that are gone
-    store = dist.TCPStore(said["MASTER_ADDR"], int(said["MASTER_PORT"]), is_master=False)
-    return {"store": dist.PrefixStore(f"dissensus/{said['TORCHELASTIC_RESTART_COUNT']}", store)}
+    store = TCPStore(said["MASTER_ADDR"], int(said["MASTER_PORT"]), is_master=False)
+    return {"store": PrefixStore(f"dissensus/{said['TORCHELASTIC_RESTART_COUNT']}", store)}
 
 
 def end(code: int) -> NoReturn:

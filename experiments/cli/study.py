@@ -56,12 +56,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from dissensus.experiments.processes import count
 
-    if args.nproc is None and count() is None:
+    there = count()
+    processes = there or args.nproc
+    if processes is None:
         quiet = args.quiet or args.json
         options = {"processes": args.processes, "resume": args.resume, "track": args.track}
         return conclude(study, args.out, quiet=quiet, as_json=args.json, **options)
-    _check(args, study, count() or args.nproc)
-    if count() is not None:
+    _check(args, study, processes)
+    if there is not None:
         return as_one_of_them("study", lambda: _in_step(args, study))
     return _led(args, study)
 
