@@ -149,6 +149,14 @@ class Setup:
         }
 
 
+def check_parts(cell: Study, wire: Wire | None) -> None:
+    """Builds what is the same in every process and lets go of it; where one of them cannot, all of them are told."""
+    if wire is None:
+        _parts(cell)
+    else:
+        together(wire, lambda: _parts(cell))
+
+
 def _parts(cell: Study) -> tuple[DataSet, Topology, Order, nn.Module]:
     """What is the same in every process: data, who mixes with whom, who sees what when, and the model."""
     train, seed = cell.train, cell.seeds[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dissensus.algorithms import Independent, OnOff, Participation, Straggler
 from dissensus.algorithms.streams import stream_seed
-from dissensus.experiments.config import Faults
 from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.sections import Faults
 from dissensus.theory import Topology
 from dissensus.theory.faults import dropped
 

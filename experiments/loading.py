@@ -17,8 +17,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dissensus.experiments.config import Arm, Data, Model, Optimizer, Study, TopologyChoice, place, resolved
+from dissensus.experiments.config import Arm, Study, resolved
+from dissensus.experiments.dotted import flatten, place
 from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.grid import KEY as GRID
+from dissensus.experiments.grid import expanded
+from dissensus.experiments.sections import Data, Model, Optimizer, TopologyChoice
 from dissensus.experiments.toml import write_toml
 from dissensus.theory.errors import MixingError, nearest
 
@@ -42,11 +46,14 @@ def load(files: str | Path | Sequence[str | Path] = (), overrides: Iterable[str]
     for override in overrides:
         path, value = _override(override)
         try:
+            if path.startswith(f"{GRID}."):
+                _merge(tree, {GRID: {path.removeprefix(f"{GRID}."): value}}, f"{_COMMAND_LINE}: --{path}", origin)
+                continue
             place(tree, path, value)
         except ConfigError as error:
             raise ConfigError(f"{_COMMAND_LINE}: {error}") from None
         origin[tuple(path.split("."))] = f"{_COMMAND_LINE}: --{path}"
-    return study_of(tree, origin)
+    return study_of(expanded(tree, origin), origin)
 
 
 def study_of(tree: Mapping[str, Any], origin: Mapping[Path_, str] | None = None) -> Study:
@@ -56,9 +63,18 @@ def study_of(tree: Mapping[str, Any], origin: Mapping[Path_, str] | None = None)
         study = Study.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error, origin)) from None
+    checked: set[str] = set()
     for arm in study.arms:
-        _check_names(study, arm, origin)
+        _check_names(study, arm, origin, checked)
     return study
+
+
+def recorded(path: Path) -> Study:
+    """The configuration that a run has written; the names in it were checked before it ran."""
+    try:
+        return Study.model_validate(_read(path))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, {(): str(path)})) from None
 
 
 def write(study: Study, path: Path) -> None:
@@ -89,7 +105,10 @@ def _read(path: Path) -> dict[str, Any]:
 def _merge(tree: dict[str, Any], new: Mapping[str, Any], source: str, origin: dict[Path_, str], at: Path_ = ()) -> None:
     for key, value in new.items():
         origin[(*at, key)] = source
-        if isinstance(value, Mapping):
+        if (*at, key) == (GRID,) and isinstance(value, Mapping):  # its keys are paths, in quotes or not
+            tree[GRID] = {**tree.get(GRID, {}), **flatten(value)}
+            origin.update({(GRID, path): source for path in flatten(value)})
+        elif isinstance(value, Mapping):
             below = tree.get(key)
             tree[key] = below = dict(below) if isinstance(below, Mapping) else {}
             _merge(below, value, source, origin, (*at, key))
@@ -144,7 +163,7 @@ def _fields(path: Path_) -> list[str]:
         model = Arm if model is Study and part == "arms" else model
         field = model.model_fields.get(part) if model is not Arm else None
         model = _present(field.annotation) if field is not None else model
-    return list(model.model_fields)
+    return [*model.model_fields, GRID] if not path else list(model.model_fields)
 
 
 def _present(annotation: Any) -> Any:
@@ -152,8 +171,11 @@ def _present(annotation: Any) -> Any:
     return next((a for a in typing.get_args(annotation) if a is not type(None)), annotation)
 
 
-def _check_names(study: Study, arm: str, origin: Mapping[Path_, str]) -> None:
-    """Builds everything that an arm names, apart from the data, and gives a refusal its place."""
+def _check_names(study: Study, arm: str, origin: Mapping[Path_, str], checked: set[str]) -> None:
+    """Builds everything that an arm names, apart from the data, and gives a refusal its place.
+
+    What is in `checked` was built for another arm already.
+    """
     from dissensus.algorithms.registry import algorithm, algorithms
     from dissensus.experiments.data import DATASETS
     from dissensus.experiments.models import MODELS
@@ -182,12 +204,16 @@ def _check_names(study: Study, arm: str, origin: Mapping[Path_, str]) -> None:
         ("arms", arm): (Arm, chosen, lambda: _settable(algorithms().get(chosen.algorithm.replace("_", "-")))),
     }
     for path, check in checks.items():
+        kind, section, parameters = known[path]
+        about = f"{path[0]}, {cell.train.workers} workers: {section.model_dump_json(exclude={'label'})}"
+        if about in checked:
+            continue
+        checked.add(about)
         try:
-            kind, section, parameters = known[path]
             _check_own_keys(kind, section.parameters, parameters)
             check()
         except (ValueError, TypeError, MixingError) as error:
-            where = _where((*path, _mentioned(str(error), study, path)), origin) or _where(path, origin)
+            where = _where((*path, _mentioned(str(error), cell, path)), origin) or _where(path, origin)
             raise ConfigError(f"{where}[{'.'.join(path)}] {error}") from None
 
 
@@ -204,8 +230,8 @@ def _check_own_keys(kind: type[BaseModel], parameters: Mapping[str, Any], known:
             raise ConfigError(f"there is no parameter {key!r}; did you mean {close[0]!r}?")
 
 
-def _mentioned(message: str, study: Study, path: Path_) -> str:
+def _mentioned(message: str, cell: Study, path: Path_) -> str:
     """The key of the section that the message quotes, so that the place is the place of that key."""
-    section: Any = study.arms[path[1]] if path[0] == "arms" else getattr(study, path[0])
+    section: Any = cell.arms[path[1]] if path[0] == "arms" else getattr(cell, path[0])
     keys = [*section.parameters, "name" if path[0] != "arms" else "algorithm"]
     return next((key for key in keys if f"parameter {key!r}" in message), keys[-1])

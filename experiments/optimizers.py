@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from dissensus.experiments.config import Rate
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.registry import check_values
+from dissensus.experiments.sections import Rate
 from dissensus.theory.errors import nearest
 
 Factory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]

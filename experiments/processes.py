@@ -139,14 +139,33 @@ def joined(backend: Backend | None = None, *, timeout: float = 300.0, traced: bo
     if threading.current_thread() is threading.main_thread() and (rank > 0 or launched()):
         # the first process ends the run in good order, also where Ctrl-C is ignored by whoever started us all
         signal.signal(signal.SIGINT, signal.SIG_DFL if rank > 0 else signal.default_int_handler)
-    about: dict[str, Any] = {"init_method": f"file://{os.environ[STORE]}"} if launched() else {}
-    dist.init_process_group(chosen, rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **about)
+    dist.init_process_group(chosen, rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **_meeting())
     processes = Processes(Wire(timeout=timeout, timeline=timeline), device)
     yield processes
     processes.gather(None, what="leaving")
     del processes
     gc.collect()  # gloo may abort where something of it is still referred to
     dist.destroy_process_group()
+
+
+def started_again(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun has started these processes in place of others that have ended."""
+    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def _meeting() -> dict[str, Any]:
+    """Where the processes meet, if not where torch looks for it."""
+    said = os.environ
+    if launched():
+        return {"init_method": f"file://{said[STORE]}"}
+    here = said.get("LOCAL_WORLD_SIZE") == said["WORLD_SIZE"]  # machines may count restarts differently
+    if not (started_again() and here and said.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
+        return {}
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    # torchrun keeps its store when it starts everybody again, and in it the addresses of those that are gone
+    store = TCPStore(said["MASTER_ADDR"], int(said["MASTER_PORT"]), is_master=False)
+    return {"store": PrefixStore(f"dissensus/{said['TORCHELASTIC_RESTART_COUNT']}", store)}
 
 
 def end(code: int) -> NoReturn:

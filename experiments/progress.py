@@ -38,7 +38,10 @@ class Silent:
 
 
 class Bar:
-    """One bar on standard error with the cells done, the share of steps, and the time that remains."""
+    """On standard error, the runs done, the share of steps and the time that remains: a bar, or lines in a log.
+
+    Where standard error is no terminal, every run that ends is a line, and nothing is written over.
+    """
 
     def __init__(self, title: str = "training") -> None:
         self.title = title
@@ -49,6 +52,7 @@ class Bar:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+        console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -56,7 +60,8 @@ class Bar:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
+            disable=not console.is_terminal,
         )
         self._bar.start()
         return self
@@ -78,7 +83,19 @@ class Bar:
     def finish(self, outcome: Outcome) -> None:
         """Counts the run; what failed is named at once, above the bar."""
         self._done += 1
-        self._bar.update(self._task, cells=f"{self._done}/{self._cells} runs")
-        if outcome.status != "ok":
-            said = f"{outcome.arm}, seed {outcome.seed}: {outcome.status}: {outcome.error}"
-            self._bar.console.print(said, markup=False, highlight=False, soft_wrap=True)
+        count = f"{self._done}/{self._cells} runs"
+        self._bar.update(self._task, cells=count)
+        said = f"{outcome.arm}, seed {outcome.seed}: {outcome.status}"
+        said += f": {outcome.error}" if outcome.error else ""
+        if self._bar.disable:
+            said = f"{self.title}: {count}, {self._left()}{said}"
+        elif outcome.status == "ok":
+            return
+        self._bar.console.print(said, markup=False, highlight=False, soft_wrap=True)
+
+    def _left(self) -> str:
+        task = self._bar.tasks[0]
+        if not task.total or not task.completed or task.elapsed is None:
+            return ""
+        seconds = round(task.elapsed * (task.total / task.completed - 1))
+        return f"{task.percentage:.0f} %, {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left: "

@@ -10,6 +10,7 @@
       state.pt        where train.keep says so: what every worker held at the end
       checkpoints/    where train.checkpoint_every says so: what every worker held, to go on from
       timing.json     of `dissensus train`: where the time of every process went
+      events.out.*    of `--track tensorboard`: a copy of the numbers for TensorBoard
 
 The two JSONL files only ever grow, and each line is flushed: whatever happens, what was measured is there. A last line
 that was cut off by a kill is passed over on reading; a broken line anywhere else is an error.
@@ -23,13 +24,15 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
 
 from dissensus.experiments.config import Study
 from dissensus.experiments.errors import ConfigError
-from dissensus.experiments.loading import load, write, write_whole
+from dissensus.experiments.loading import recorded, write, write_whole
+from dissensus.experiments.tracking import WANDB_ID, Tracking
 
 SCHEMA_VERSION = 1
 STUDY_FILE = "study.toml"
@@ -37,7 +40,9 @@ Status = Literal["ok", "failed", "interrupted"]
 Which = Literal["consensus", "workers", "mean", "worst", "single", "theory"]
 """The weights a number speaks of: their average, all of them together, single ones (the key `worker` says which), or
 none: a prediction."""
-_FILES = ("config.toml", "meta.json", "metrics.jsonl", "probes.jsonl", "summary.json", "state.pt", "timing.json")
+_FILES = (
+    "config.toml", "meta.json", "metrics.jsonl", "probes.jsonl", "summary.json", "state.pt", "timing.json", WANDB_ID
+)  # fmt: skip
 
 
 def directory_of(root: Path, cell: Study) -> Path:
@@ -52,6 +57,8 @@ class Recorder:
 
     path: Path
     started: float = field(default_factory=time.perf_counter)
+    tracking: Tracking | None = None
+    """Who gets a copy of every number."""
     _streams: dict[str, IO[str]] = field(default_factory=dict)
 
     @classmethod
@@ -61,6 +68,8 @@ class Recorder:
         path.mkdir(parents=True, exist_ok=True)
         for name in _FILES:
             (path / name).unlink(missing_ok=True)
+        for old in path.glob("events.out.tfevents.*"):
+            old.unlink()
         shutil.rmtree(path / "checkpoints", ignore_errors=True)
         write(cell, path / "config.toml")
         return cls(path)
@@ -110,14 +119,20 @@ class Recorder:
         self._append("probes", {"step": step, "which": which, **estimate, **more, "name": name})
 
     def summary(self, status: Status, **facts: Any) -> None:
-        """Writes the end of the run."""
+        """Writes the end of the run, and what became of its trackers if one of them failed."""
+        if self.tracking is not None:
+            self.tracking.end(status)
+            facts |= {"warnings": self.tracking.warnings} if self.tracking.warnings else {}
         write_json(self.path / "summary.json", {"schema_version": SCHEMA_VERSION, "status": status, **facts})
 
     def _append(self, stream: str, line: dict[str, Any]) -> None:
         line["wall_s"] = round(self.elapsed, 4)
         out = self._streams[stream]
-        out.write(json.dumps(_plain(line), allow_nan=False) + "\n")
+        line = _plain(line)
+        out.write(json.dumps(line, allow_nan=False) + "\n")
         out.flush()
+        if self.tracking is not None:
+            self.tracking.line(line)
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
@@ -131,6 +146,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.split("\n")
+    written = [line for line in lines if line.strip()]
+    try:  # all of them at once takes half the time
+        whole = json.loads(f"[{','.join(written)}]")
+    except json.JSONDecodeError:
+        whole = []
+    if len(whole) == len(written):
+        yield from whole
+        return
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -161,11 +184,11 @@ class Run:
             raise ConfigError(f"{path} is no run directory: it has no config.toml")
         return cls(
             path,
-            load(path / "config.toml"),
+            recorded(path / "config.toml"),
             _read_json(path / "meta.json"),
             list(read_lines(path / "metrics.jsonl")),
             list(read_lines(path / "probes.jsonl")),
-            _read_json(path / "summary.json"),
+            read_summary(path),
         )
 
     @property
@@ -187,17 +210,27 @@ class Run:
         """The steps and values of one quantity, from the metrics or the probes; of single workers only if asked for."""
         chosen = [
             row
-            for row in (*self.metrics, *self.probes)
-            if row["name"] == name
-            and (row["which"] != "single" if which is None else row["which"] == which)
-            and row["value"] is not None
+            for row in self._by_name.get(name, ())
+            if (row["which"] != "single" if which is None else row["which"] == which) and row["value"] is not None
         ]
         return [row["step"] for row in chosen], [row["value"] for row in chosen]
 
     def last(self, name: str) -> dict[str, Any] | None:
         """The last record of a quantity, or `None` if it was never measured."""
-        chosen = [row for row in (*self.metrics, *self.probes) if row["name"] == name and row["which"] != "single"]
+        chosen = [row for row in self._by_name.get(name, ()) if row["which"] != "single"]
         return max(chosen, key=lambda row: row["step"]) if chosen else None
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in (*self.metrics, *self.probes):
+            found.setdefault(row["name"], []).append(row)
+        return found
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """How the run in a directory ended; empty if it has not, or was killed."""
+    return _read_json(path / "summary.json")
 
 
 def read_runs(root: Path) -> list[Run]:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dissensus.experiments.config import Decision, Study, flatten, resolved
+from dissensus.experiments.config import Decision, Study, resolved
 from dissensus.experiments.curves import Curve
+from dissensus.experiments.dotted import flatten
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import load
 from dissensus.experiments.records import STUDY_FILE, Run, read_runs

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,11 @@ from dissensus.experiments.measurement import measure_curvature, measure_learnin
 from dissensus.experiments.models import parameters_hash
 from dissensus.experiments.prediction import predict
 from dissensus.experiments.processes import Processes
-from dissensus.experiments.records import Recorder, Run, Status, directory_of
+from dissensus.experiments.records import Recorder, Status, directory_of, read_summary
 from dissensus.experiments.state import save_state
 from dissensus.experiments.threads import threads
 from dissensus.experiments.timing import write_timing
+from dissensus.experiments.tracking import Tracking, check_trackers
 from dissensus.probes.schedule import Every, Never, Schedule, Share, schedule
 
 Watch = Callable[[int], None]
@@ -56,6 +57,7 @@ def run_cell(
     processes: Processes | None = None,
     resume: bool = False,
     trace: Path | None = None,
+    track: Sequence[str] = (),
 ) -> Outcome:
     """Trains one cell with probes on and leaves its run directory under `root`.
 
@@ -67,7 +69,9 @@ def run_cell(
             by the first, and raised in the others.
         resume: goes on from the last checkpoint in the run directory, if there is one; a run that is done stays.
         trace: gets the timeline of all processes.
+        track: trackers that get a copy of the records, such as `tensorboard`; the first process has them.
     """
+    check_trackers(track)
     (arm, _, seed), path = cell.only, directory_of(Path(root), cell)
     crew = processes or Processes()
     found = crew.told_by_first(lambda: _earlier(path) if resume else None)
@@ -76,6 +80,8 @@ def run_cell(
     recorder = None
     if crew.first:
         recorder = Recorder.create(Path(root), cell) if found is None else Recorder.reopen(path, found.step)
+        if track:
+            recorder.tracking = Tracking.begin(track, path, cell, None if found is None else found.step)
     began, error = time.perf_counter(), ""
     facts: dict[str, Any] = {"arm": arm, "seed": seed}
     status: Status = "failed"
@@ -217,7 +223,7 @@ def curvature_schedule(setup: Setup) -> Schedule:
 
 def _earlier(path: Path) -> Checkpoint | Literal["ok"] | None:
     """What there is of a run: `ok` if it is done, the last checkpoint, or nothing to go on from."""
-    if (path / "summary.json").exists() and Run.read(path).status == "ok":
+    if read_summary(path).get("status") == "ok":
         return "ok"
     return found_in(path)
 

@@ -11,7 +11,7 @@ import multiprocessing as mp
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -22,8 +22,9 @@ from dissensus.experiments.config import Study
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import write
 from dissensus.experiments.progress import Progress, Silent
-from dissensus.experiments.records import STUDY_FILE, Recorder, Run, directory_of
+from dissensus.experiments.records import STUDY_FILE, Recorder, directory_of, read_summary
 from dissensus.experiments.runner import Outcome, run_cell
+from dissensus.experiments.tracking import check_trackers
 
 _REPORTED = 20
 """Steps between two messages about progress."""
@@ -36,31 +37,38 @@ def run_study(
     processes: int = 1,
     progress: Progress | None = None,
     resume: bool = False,
+    track: Sequence[str] = (),
 ) -> list[Outcome]:
     """Runs every cell of a study and returns how each ended, in the order of the cells.
 
     With more than one process, cells run in fresh interpreters (spawn): call it from an importable main module or a
-    notebook. Results do not depend on the number of processes.
+    notebook. Results do not depend on the number of processes, nor on trackers (`track`), which get a copy of them.
     """
     if processes < 1:
         raise ConfigError(f"processes must be at least 1, got {processes}")
-    root, progress = Path(root), progress or Silent()
+    check_trackers(track)
+    root, progress, options = Path(root), progress or Silent(), {"resume": resume, "track": track}
     cells = study.cells()
     kept = {at: outcome for at, cell in enumerate(cells) if resume and (outcome := _finished(cell, root)) is not None}
     todo = {at: cell for at, cell in enumerate(cells) if at not in kept}
-    check_extras(todo.values())
-    (root / study.name).mkdir(parents=True, exist_ok=True)
-    write(study, root / study.name / STUDY_FILE)
+    begin_study(study, root, todo.values())
     progress.begin(len(cells), sum(cell.train.steps for cell in cells))
     for at, outcome in kept.items():
         progress.advance(cells[at].train.steps)
         progress.finish(outcome)
     if processes == 1 or len(todo) <= 1:
-        done = _here(todo, root, progress, resume=resume)
+        done = _here(todo, root, progress, **options)
     else:
-        done = _in_processes(todo, root, progress, min(processes, len(todo)), resume=resume)
+        done = _in_processes(todo, root, progress, min(processes, len(todo)), **options)
     outcomes = {**kept, **done}
     return [outcomes[at] for at in sorted(outcomes)]
+
+
+def begin_study(study: Study, root: Path, cells: Iterable[Study] | None = None) -> None:
+    """Writes the resolved study into its folder, if nothing that is optional is missing for its cells."""
+    check_extras(study.cells() if cells is None else cells)
+    (root / study.name).mkdir(parents=True, exist_ok=True)
+    write(study, root / study.name / STUDY_FILE)
 
 
 def check_extras(cells: Iterable[Study]) -> None:
@@ -72,24 +80,24 @@ def check_extras(cells: Iterable[Study]) -> None:
 
 
 def _finished(cell: Study, root: Path) -> Outcome | None:
-    path = directory_of(root, cell)
-    if not (path / "summary.json").exists():
-        return None
-    run = Run.read(path)
-    return Outcome(path, run.arm, run.seed, "ok") if run.status == "ok" else None
+    path, (arm, _, seed) = directory_of(root, cell), cell.only
+    return Outcome(path, arm, seed, "ok") if read_summary(path).get("status") == "ok" else None
 
 
-def _here(cells: dict[int, Study], root: Path, progress: Progress, *, resume: bool) -> dict[int, Outcome]:
+def _here(cells: dict[int, Study], root: Path, progress: Progress, **options: Any) -> dict[int, Outcome]:
     done = {}
     for at, cell in cells.items():
-        done[at] = run_cell(cell, root, _every_so_often(cell.train.steps, progress.advance), resume=resume)
+        watch = every_so_often(cell.train.steps, progress.advance)
+        done[at] = run_cell(cell, root, watch, **options)
+        if done[at].status == "ok":
+            watch(cell.train.steps)  # a run that was resumed at its end has made no step
         progress.finish(done[at])
         if done[at].status == "interrupted":
             raise KeyboardInterrupt
     return done
 
 
-def _every_so_often(steps: int, tell: Callable[[int], Any]) -> Callable[[int], None]:
+def every_so_often(steps: int, tell: Callable[[int], Any]) -> Callable[[int], None]:
     """Tells about every twentieth step, and about the last, how many more are done."""
     told = 0
 
@@ -113,29 +121,29 @@ def _initialize(messages: Any, stop: Any) -> None:
     _messages, _stop = messages, stop
 
 
-def _in_pool(cell: Study, root: Path, *, resume: bool) -> Outcome:
+def _in_pool(cell: Study, root: Path, **options: Any) -> Outcome:
     if _stop.is_set():  # it was waiting in the queue of the pool: leave no directory
         arm, _, seed = cell.only
         return Outcome(directory_of(root, cell), arm, seed, "interrupted", "not started")
-    tell = _every_so_often(cell.train.steps, _messages.put)
+    tell = every_so_often(cell.train.steps, _messages.put)
 
     def watch(t: int) -> None:
         tell(t)
         if _stop.is_set():
             raise KeyboardInterrupt
 
-    return run_cell(cell, root, watch, resume=resume)
+    return run_cell(cell, root, watch, **options)
 
 
 def _in_processes(
-    cells: dict[int, Study], root: Path, progress: Progress, processes: int, *, resume: bool
+    cells: dict[int, Study], root: Path, progress: Progress, processes: int, **options: Any
 ) -> dict[int, Outcome]:
     context = mp.get_context("spawn")
     messages, stop = context.Queue(), context.Event()
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_initialize, initargs=(messages, stop))
     try:
         with _deaf_children():
-            futures = {at: pool.submit(partial(_in_pool, resume=resume), cell, root) for at, cell in cells.items()}
+            futures = {at: pool.submit(partial(_in_pool, **options), cell, root) for at, cell in cells.items()}
         done = _follow(futures, messages, progress, lambda at: _died(cells[at], root))
     except KeyboardInterrupt:
         stop.set()

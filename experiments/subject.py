@@ -21,11 +21,11 @@ from dissensus.algorithms.engines import views
 from dissensus.algorithms.engines.columns import Columns
 from dissensus.algorithms.streams import numpy_stream
 from dissensus.experiments.cell import Batch
-from dissensus.experiments.config import BatchNorm
 from dissensus.experiments.data import DataSet, dataset
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.models import model as built
 from dissensus.experiments.records import Run
+from dissensus.experiments.sections import BatchNorm
 from dissensus.experiments.state import finished
 from dissensus.experiments.weights import fill, read_weights, stacked
 from dissensus.theory import Topology

@@ -11,6 +11,7 @@ from dissensus.experiments.comparison import MANY, Finding, counted
 from dissensus.experiments.curves import Finals, plus_minus
 from dissensus.experiments.quantities import QUANTITIES, Quantity
 from dissensus.experiments.results import Results
+from dissensus.experiments.statistics import Verdict
 
 ABSENT = "–"
 """Where nothing was measured or set."""
@@ -168,14 +169,14 @@ def verdict_table(findings: list[Finding]) -> Any:
 
 
 def _counts_table(title: str, findings: list[Finding]) -> Any:
-    words = tuple(_COLOURS)
+    words: tuple[Verdict, ...] = tuple(_COLOURS)
     table = _table(f"{title}: against how many arms", {"statement": "left", **dict.fromkeys(words, "right")})
     for question, count in counted(findings).items():
         table.add_row(f"a {question.words}{question.beyond}", *(f"{count[word]}" for word in words))
     return table
 
 
-_COLOURS = {"supported": "green", "not supported": "red", "inconclusive": "dim"}
+_COLOURS: dict[Verdict, str] = {"supported": "green", "not supported": "red", "inconclusive": "dim"}
 
 
 def _table(title: str, columns: Mapping[str, Any]) -> Any:

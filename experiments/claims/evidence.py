@@ -37,7 +37,7 @@ class Evidence:
             raise ConfigError(f"expected the results of one study {study!r}, got {len(found)}")
         return found[0]
 
-    def sized(self, sizes: Mapping[Scale, Sized]) -> Sized:
+    def sized(self, sizes: Mapping[str, Sized]) -> Sized:
         """What belongs to this scale; the nearest smaller one where a scale has none of its own."""
         for scale in ("full", "small", "tiny")[("full", "small", "tiny").index(self.scale) :]:
             if scale in sizes:

@@ -23,11 +23,12 @@ from dissensus.experiments.cell import environment
 from dissensus.experiments.claims.base import Claim, OutOfReachError, Part, Scale, Verdict, overall
 from dissensus.experiments.claims.evidence import Evidence, load_studies
 from dissensus.experiments.claims.registry import claims, find
-from dissensus.experiments.config import Data, Study
+from dissensus.experiments.config import Study
 from dissensus.experiments.data import dataset
 from dissensus.experiments.errors import DataMissingError
 from dissensus.experiments.records import write_json
 from dissensus.experiments.results import Results
+from dissensus.experiments.sections import Data
 from dissensus.experiments.study import run_study
 from dissensus.theory.errors import DissensusError
 

@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "probe": "curvature and disagreement of a finished run, a file of weights, or a model",
     "export": "the consensus model of a run or checkpoint as plain safetensors, for anybody to load",
     "study": "arms x seeds from a configuration file, with paired statistics",
+    "diff": "what differs between two configurations, two studies or two runs, key by key",
     "report": "rebuild the report of a finished run directory",
     "verify": "claims of the literature, put to the test: verdicts with effect, interval, seeds",
     "bench": "speed, as ratios against a peer or a physical limit in the same run",

@@ -13,7 +13,7 @@ from dissensus.experiments.cli.parsing import UsageError
 
 if TYPE_CHECKING:
     from dissensus.algorithms.protocol import Algorithm
-    from dissensus.experiments.config import Rate
+    from dissensus.experiments.sections import Rate
 
 OPEN = ("algorithm", "topology", "optimizer", "lr")
 """What takes `--what.key value` pairs beside its own value."""
@@ -70,7 +70,7 @@ def rate_of(lr: float, keys: Mapping[str, Any], steps: int, verb: str) -> Rate |
     """The schedule that `--lr.key value` pairs ask for, constant where they do not say; none without pairs."""
     from pydantic import ValidationError
 
-    from dissensus.experiments.config import Rate
+    from dissensus.experiments.sections import Rate
     from dissensus.theory.errors import nearest
 
     if not keys:

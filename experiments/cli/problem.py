@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from dissensus.algorithms.engines.moves import OptimizerFactory
     from dissensus.algorithms.engines.stacked import StackedEngine
     from dissensus.algorithms.protocol import Algorithm
-    from dissensus.experiments.config import Rate
     from dissensus.experiments.problem import Problem
     from dissensus.experiments.processes import Processes
+    from dissensus.experiments.sections import Rate
     from dissensus.theory.topology import Topology
 
 IN_A_CONFIGURATION = {
@@ -196,6 +196,8 @@ def _check_said(args: argparse.Namespace) -> None:
             raise UsageError(f"{args.verb}: --{name} goes with a configuration; --problem has --trajectory OUT.npz")
     if args.resume:
         raise UsageError(f"{args.verb}: --resume goes with a configuration; a problem has no checkpoints")
+    if args.track:
+        raise UsageError(f"{args.verb}: --track goes with a configuration; a problem leaves no records")
     missing = [f"--{name}" for name in ("algorithm", "lr", "steps") if getattr(args, name) is None]
     if missing:
         raise UsageError(f"{args.verb}: --problem also needs {', '.join(missing)} (see --help)")

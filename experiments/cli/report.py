@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dissensus.experiments.cli.output import print_json
 from dissensus.experiments.cli.parsing import Parser, UsageError
-from dissensus.experiments.cli.running import print_report
+from dissensus.experiments.cli.running import print_report, unfinished
 
 
 def configure(parser: Parser) -> None:
@@ -34,8 +34,9 @@ def run(args: argparse.Namespace) -> int:
                 "report": str(report.path),
                 "tables": report.tables and str(report.tables),
                 "findings": [f.to_dict() for f in report.findings],
+                "unfinished": [cell.to_dict() for cell in unfinished(args.folder)],
             }
         )
     else:
-        print_report(report)
+        print_report(report, args.folder)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from dissensus.experiments.config import Study
     from dissensus.experiments.progress import Progress
     from dissensus.experiments.report import Report
+    from dissensus.experiments.runner import Outcome
+    from dissensus.experiments.status import CellStatus
 
 
 def loaded(args: argparse.Namespace) -> Study:
@@ -45,14 +48,27 @@ def configure_cell(parser: Parser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last checkpoint of this run, if it has one"
     )
+    configure_tracking(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     problem.configure(parser)
 
 
+def configure_tracking(parser: Parser) -> None:
+    """The option of a verb whose runs can be watched elsewhere."""
+    parser.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="TRACKER",
+        help="copy all records to tensorboard or wandb; may be given twice",
+    )
+
+
 def cell_of(args: argparse.Namespace) -> Study:
     """The one cell that a command line means."""
     from dissensus.experiments.study import check_extras
+    from dissensus.experiments.tracking import check_trackers
     from dissensus.theory.errors import nearest
 
     if not args.files:
@@ -66,6 +82,7 @@ def cell_of(args: argparse.Namespace) -> Study:
         raise UsageError(f"{args.verb}: no arm {arm!r}{nearest(arm, arms)}")
     cell = study.cell(arm, study.seeds[0] if args.seed is None else args.seed)
     check_extras([cell])
+    check_trackers(args.track)
     return cell
 
 
@@ -78,7 +95,7 @@ def train_cell(args: argparse.Namespace, cell: Study, **options: Any) -> int:
     with shown_progress(args.quiet or args.json, f"{cell.name} {arm}") as progress:
         progress.begin(1, cell.train.steps)
         told = _Told(progress)
-        outcome = run_cell(cell, args.out or Path("runs"), told.until, resume=args.resume, **options)
+        outcome = run_cell(cell, args.out or Path("runs"), told.until, resume=args.resume, track=args.track, **options)
         progress.finish(outcome)
     summary = Run.read(outcome.path).summary
     if args.json:
@@ -117,22 +134,32 @@ def conclude(
     *,
     processes: int | None,
     quiet: bool = False,
-    resume: bool = False,
     as_json: bool = False,
+    **options: Any,
 ) -> int:
-    """Runs every cell, writes the report, prints arms and verdicts; 1 if a cell did not end well."""
-    from dissensus.experiments.report import write_report
+    """Runs every cell, writes the report, prints arms and verdicts; `options` are those of `run_study`."""
     from dissensus.experiments.study import run_study
 
     count = min(2, os.cpu_count() or 1) if processes is None else processes
     with shown_progress(quiet, study.name) as progress:  # the bar ends before anything is printed below it
-        outcomes = run_study(study, out, processes=count, progress=progress, resume=resume)
-    folder = out / study.name
+        outcomes = run_study(study, out, processes=count, progress=progress, **options)
+    return tell(study, out, outcomes, as_json=as_json)
+
+
+def tell(study: Study, out: Path, outcomes: Sequence[Outcome], *, as_json: bool) -> int:
+    """Writes the report of a study that has run, prints arms and verdicts; 1 if a cell did not end well."""
+    from dissensus.experiments.errors import ConfigError
+    from dissensus.experiments.report import write_report
+
     failed = [o for o in outcomes if o.status != "ok"]
-    report = write_report(folder) if len(failed) < len(outcomes) else None
+    report, said = None, f"every run failed; the first: {failed[0].error} (see {failed[0].path})" if failed else ""
+    if len(failed) < len(outcomes):
+        try:
+            report = write_report(out / study.name)
+        except ConfigError as error:  # the runs are told all the same
+            said = f"there is no report: {error}"
     if report is None:
-        said = f"dissensus: every run failed; the first: {failed[0].error} (see {failed[0].path})"
-        print(said, file=sys.stderr)
+        print(f"dissensus: {said}", file=sys.stderr)
     if as_json:
         print_json(
             {
@@ -143,15 +170,27 @@ def conclude(
             }
         )
     elif report is not None:
-        print_report(report)
-    return 1 if failed else 0
+        print_report(report, out / study.name)
+    return 1 if failed or report is None else 0
 
 
-def print_report(report: Report) -> None:
-    """The arms, the verdicts, and on the last line the path of the page."""
+def unfinished(folder: Path) -> list[CellStatus]:
+    """The cells of the study in a folder that have not ended well, those that were never begun among them."""
+    from dissensus.experiments.status import StudyStatus
+
+    status = StudyStatus.read(folder)
+    return status.left if status is not None else []
+
+
+def print_report(report: Report, folder: Path) -> None:
+    """The arms, the verdicts, what did not end well, and on the last line the path of the page."""
     from dissensus.experiments.tables import arms_table, verdict_table
 
     out = console()
     out.print(arms_table(report.results))
     out.print(verdict_table(report.findings))
+    if left := unfinished(folder):
+        out.print("\nRuns that did not finish, which are in no number above:", highlight=False)
+        for cell in left:
+            out.print(f"  {cell}", soft_wrap=True, highlight=False, markup=False)
     out.print(f"\n{report.path}", soft_wrap=True, highlight=False)

@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from dissensus.experiments.cli.parsing import UsageError
+from dissensus.experiments.cli.parsing import Parser, UsageError
+
+
+def configure_processes(parser: Parser) -> argparse._ArgumentGroup:
+    """The options of a verb whose workers are shared by processes."""
+    group = parser.add_argument_group("the processes", "Each has equally many workers, with neighbouring numbers.")
+    group.add_argument("--nproc", type=int, metavar="N", help="start N processes here; torchrun starts them itself")
+    group.add_argument("--backend", choices=["gloo", "nccl"], help="default nccl where there are CUDA devices")
+    group.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="a message that takes longer has failed (default 300)"
+    )
+    return group
+
+
+def check_processes(args: argparse.Namespace) -> None:
+    """Refuses what cannot be, before any process is started."""
+    from dissensus.experiments.processes import check_backend
+
+    if args.nproc is not None and args.nproc < 1:
+        raise UsageError(f"{args.verb}: --nproc is a number of processes, at least 1, got {args.nproc}")
+    check_not_started(args.verb, args.nproc)
+    if not args.timeout > 0:
+        raise UsageError(f"{args.verb}: --timeout is a number of seconds above 0, got {args.timeout:g}")
+    if args.backend is not None:
+        check_backend(args.backend)
+
+
+def check_shares(verb: str, what: str, workers: int, processes: int, *, given: bool = False) -> None:
+    """Refuses a number of workers that cannot be shared evenly, with what works; `given` workers cannot be changed."""
+    if workers % processes == 0:
+        return
+    fitting = [str(n) for n in range(1, workers + 1) if workers % n == 0]
+    more = "" if given else f", or {-(-workers // processes) * processes} workers"
+    raise UsageError(
+        f"{verb}: {what} cannot be shared evenly by {processes} processes: start {', '.join(fitting)} of them{more}"
+    )
 
 
 def as_one_of_them(verb: str, act: Callable[[], int]) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from dissensus.experiments.cli import problem
 from dissensus.experiments.cli.parsing import Parser, UsageError
 from dissensus.experiments.cli.running import cell_of, configure_cell, train_cell
-from dissensus.experiments.cli.together import as_one_of_them, check_not_started, start
+from dissensus.experiments.cli.together import as_one_of_them, check_processes, check_shares, configure_processes, start
 
 
 def configure(parser: Parser) -> None:
@@ -24,29 +24,18 @@ def configure(parser: Parser) -> None:
         f"{problem.EXAMPLE.format(verb='train').replace('--json', '--nproc 2 --json')}"
     )
     configure_cell(parser)
-    group = parser.add_argument_group("the processes", "Each has equally many workers, with neighbouring numbers.")
-    group.add_argument("--nproc", type=int, metavar="N", help="start N processes here; torchrun starts them itself")
-    group.add_argument("--backend", choices=["gloo", "nccl"], help="default nccl where there are CUDA devices")
-    group.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="a message that takes longer has failed (default 300)"
-    )
+    group = configure_processes(parser)
     group.add_argument("--trace", type=Path, metavar="FILE.json", help="gets the timeline of all processes; costs time")
 
 
 def run(args: argparse.Namespace) -> int:
     """Starts the processes, or is one of them."""
-    from dissensus.experiments.processes import check_backend, count
+    from dissensus.experiments.processes import count
 
     there = count()
-    if args.nproc is not None and args.nproc < 1:
-        raise UsageError(f"train: --nproc is a number of processes, at least 1, got {args.nproc}")
-    check_not_started("train", args.nproc)
-    if not args.timeout > 0:
-        raise UsageError(f"train: --timeout is a number of seconds above 0, got {args.timeout:g}")
+    check_processes(args)
     if args.trace is not None and not args.trace.parent.is_dir():
         raise UsageError(f"train: --trace {args.trace} cannot be written: {args.trace.parent} is no folder")
-    if args.backend is not None:
-        check_backend(args.backend)
     if args.problem is None:
         problem.refuse_without_problem(args)
     _check_workers(args, there or args.nproc or 1)
@@ -84,10 +73,4 @@ def _check_workers(args: argparse.Namespace, processes: int) -> None:
     else:
         workers = cell_of(args).train.workers
         what = f"train.workers = {workers}"
-    if workers % processes == 0:
-        return
-    fitting = [str(n) for n in range(1, workers + 1) if workers % n == 0]
-    more = "" if args.problem is not None else f", or {-(-workers // processes) * processes} workers"
-    raise UsageError(
-        f"train: {what} cannot be shared evenly by {processes} processes: start {', '.join(fitting)} of them{more}"
-    )
+    check_shares("train", what, workers, processes, given=args.problem is not None)

@@ -56,10 +56,10 @@ def _rows(ax: Axes, arms: Mapping[str, Finals], coloured: Sequence[str]) -> None
     where: dict[str, Any] = {"x": "value", "y": "arm", "order": order, "orient": "h", "ax": ax}
     dots: dict[str, Any] = {**where, "errorbar": bars, "linestyle": "none"}
     sns.stripplot(frame, color=GREY, size=2.4, jitter=False, zorder=1, **where)
-    plain = frame[~frame["arm"].isin(list(coloured))]
+    plain: Any = frame[~frame["arm"].isin(list(coloured))]
     sns.pointplot(plain, color="#777777", marker="o", markersize=3.2, err_kws={"linewidth": 1.0}, **dots)
     for label, _, look in looks(dict.fromkeys(coloured)):
-        row = frame[frame["arm"] == label]
+        row: Any = frame[frame["arm"] == label]
         sns.pointplot(row, markersize=6.5, markeredgewidth=0.6, err_kws={"linewidth": 2.2}, **look, **dots)
         ax.axhspan(order.index(label) - 0.5, order.index(label) + 0.5, color="#f0f0f0", zorder=0)
     ax.grid(visible=False, axis="y")

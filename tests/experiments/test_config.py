@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dissensus.experiments.config import Study, difference, flatten, resolved
+from dissensus.experiments.config import Study, resolved
+from dissensus.experiments.difference import difference
+from dissensus.experiments.dotted import flatten
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import load, write
 from dissensus.experiments.toml import write_toml

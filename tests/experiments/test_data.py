@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dissensus.experiments.config import Rate
 from dissensus.experiments.data import DATASETS, Order, dataset, iid_shards
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.models import MODELS, model, parameters_hash
 from dissensus.experiments.optimizers import rate_at
 from dissensus.experiments.registry import Registry
+from dissensus.experiments.sections import Rate
 
 
 def test_digits_are_split_once_and_for_all_with_every_class_in_proportion() -> None:

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from dissensus.experiments.cell import Setup
-from dissensus.experiments.config import Faults, Study
+from dissensus.experiments.config import Study
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.faults import participation, with_faults
 from dissensus.experiments.loading import load
 from dissensus.experiments.prediction import predict
 from dissensus.experiments.records import Run
 from dissensus.experiments.runner import run_cell
+from dissensus.experiments.sections import Faults
 from dissensus.theory import topology
 
 

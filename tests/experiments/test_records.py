@@ -9,6 +9,7 @@ from dissensus.experiments.config import Study
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import load
 from dissensus.experiments.records import Recorder, Run, directory_of, read_lines, read_runs, write_json
+from dissensus.experiments.study import run_study
 
 
 @pytest.fixture
@@ -92,3 +93,22 @@ def test_a_second_run_of_the_same_cell_replaces_the_first(tmp_path: Path, cell: 
 def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is no run directory: it has no config\.toml"):
         Run.read(tmp_path)
+
+
+def test_records_read_at_once_are_those_of_single_lines(tmp_path: Path) -> None:
+    """An object over two lines, or two objects on one, is broken even where the file as a whole could be read."""
+    file = tmp_path / "metrics.jsonl"
+    for text, line in (('{"a": 1,\n"b": 2}\n{"c": 3}\n', 1), ('{"a": 1}\n{"a": 1}, {"b": 2}\n', 2)):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=rf"line {line} is not JSON"):
+            list(read_lines(file))
+    file.write_text('{"a": 1}\n\n{"b": [2]}\n{"c"')
+    assert list(read_lines(file)) == [{"a": 1}, {"b": [2]}]
+
+
+def test_whether_a_run_is_ok_needs_no_record_of_it(tmp_path: Path) -> None:
+    study = load(arms={"dsgd": {"algorithm": "dsgd"}}, name="many", train={"steps": 3}, seeds=[0, 1])
+    for cell in study.cells():
+        Recorder.create(tmp_path, cell).summary("ok")
+        (directory_of(tmp_path, cell) / "metrics.jsonl").write_text("not read\n\n")
+    assert [outcome.status for outcome in run_study(study, tmp_path, resume=True)] == ["ok", "ok"]

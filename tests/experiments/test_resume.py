@@ -149,3 +149,13 @@ def test_a_configuration_without_checkpoints_is_what_it_was() -> None:
     """The two keys are in a run's configuration, and so in its hash, only where they are said."""
     text = cell(train={"steps": 20}).model_dump(mode="json", exclude_none=True)["train"]
     assert not [key for key in text if key.startswith("checkpoint")]
+
+
+def test_the_bar_of_a_run_that_had_only_its_end_to_write_is_full(tmp_path: Path) -> None:
+    study = cell()
+    (run_cell(study, tmp_path).path / "summary.json").unlink()
+    told: list[int] = []
+    bar = Silent()
+    bar.advance = told.append  # type: ignore[method-assign]
+    run_study(study, tmp_path, progress=bar, resume=True)
+    assert sum(told) == 20

@@ -126,12 +126,15 @@ def _overlap(size: Size) -> list[Part]:
     ]  # fmt: skip
 
 
+_NAMES = {"exponential": "one-peer exponential", "aer": "AER"}
+
+
 def _published() -> list[Part]:
     """Which orders of two the model gives as they were published."""
     rows = [row for page in PUBLISHED for row in published_rows(page, ASSUMED[0]) if row["counts"]]
     parts = []
     for pair in rows[0]["pairs_right"]:
-        both = " and ".join({"exponential": "one-peer exponential", "aer": "AER"}.get(a, a) for a in pair.split(", "))
+        both = " and ".join(_NAMES.get(name, name) for name in str(pair).split(", "))
         right = [row["pairs_right"][pair] for row in rows]
         wrong = ", ".join(f"{row['cluster']} with {row['n']}" for row, ok in zip(rows, right, strict=True) if not ok)
         parts.append(
