@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dissensus.algorithms.engines.distributed.letterbox import Letterbox, Place
 
@@ -19,6 +19,10 @@ LISTENS = 2.0
 AT_MOST = 5.0
 """Seconds after which the search for the first failure ends where it is."""
 LAST_WORDS, PING = "last words", "are you there"
+
+
+End = Literal["spoke", "dead", "silent"]
+"""How whoever is accused has ended: with words, without (nobody listens where it was), or not a word as yet."""
 
 
 class Words(NamedTuple):
@@ -51,27 +55,29 @@ class LastWords:
     def first(self, own: Words) -> Words:
         """What failed first, as far as can be told; `own` if nobody failed before."""
         until = time.monotonic() + AT_MOST
-        found, is_gone = self._followed(own, own, until)
-        if not is_gone:
+        found, end = self._followed(own, own, until)
+        if end == "spoke":
             return found
-        # a death may have had another one behind it, of whoever else noticed only that
-        others = [self._followed(words, own, until) for words in self._all_heard() if words < found]
-        return min([found, *(words for words, is_gone in others if is_gone)])
+        # a death may have had another one behind it, of whoever else noticed only that; and one that is silent may
+        # be slow to say why it goes, where one that is dead has no more to say
+        others = [self._followed(words, own, until) for words in self._all_heard() if end == "silent" or words < found]
+        gone = [(found, end), *(one for one in others if one[1] != "spoke")]
+        return min(gone, key=lambda one: (one[1] != "dead", one[0]))[0]
 
-    def _followed(self, start: Words, own: Words, until: float) -> tuple[Words, bool]:
-        """Where accusations lead to, and whether that is to one who is gone without a word."""
+    def _followed(self, start: Words, own: Words, until: float) -> tuple[Words, End]:
+        """Where accusations lead to: to one who said why it ends, or to one who is gone without a word."""
         chain = {own.number: own, start.number: start}
         last = start
         while last.peer is not None and last.peer not in chain:
             found = self._of(last.peer, until)
-            if found is None:
-                return last, True
+            if isinstance(found, str):
+                return last, found
             chain[found.number] = last = found
         if last.peer == last.number:
-            return last, False
+            return last, "spoke"
         if last.peer is None:
-            return min((words for words in self._all_heard() if words.step <= last.step), default=last), False
-        return min(chain.values()), False
+            return min((words for words in self._all_heard() if words.step <= last.step), default=last), "spoke"
+        return min(chain.values()), "spoke"
 
     def _all_heard(self) -> list[Words]:
         return [words for q in self._places if (words := self._heard(q)) is not None]
@@ -80,14 +86,14 @@ class LastWords:
         letter: dict[str, Any] | None = self._box.letter(LAST_WORDS, number)
         return None if letter is None else Words(letter["step"], number, letter["peer"], letter["said"])
 
-    def _of(self, number: int, until: float) -> Words | None:
-        """The words of a process: those it has left, or leaves soon if it lives."""
+    def _of(self, number: int, until: float) -> Words | Literal["dead", "silent"]:
+        """The words of a process: those it has left, or leaves soon if it lives; or how it is gone without any."""
         until = min(until, time.monotonic() + LISTENS)
         while (found := self._heard(number)) is None and time.monotonic() < until:
             if self._box.send(self._places[number], {"kind": PING}, patience=1.0).outcome == "refused":
-                return self._heard(number)
+                return self._heard(number) or "dead"
             self._box.wait(0.1)
-        return found
+        return found or "silent"
 
 
 def reason_of(said: str) -> str:
