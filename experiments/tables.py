@@ -163,7 +163,8 @@ def verdict_table(findings: list[Finding]) -> Any:
             control = f.control
             table.add_section()
             table.add_row(_plain(f"than {control}", "bold"))
-        word, difference, _, _, p, *_ = verdict_row(f)
+        _, difference, _, _, p, *_ = verdict_row(f)
+        word = f.word
         table.add_row(f"a {f.question.words}{f.question.beyond}", f"[{_COLOURS[word]}]{word}[/]", difference, p)
     return table
 

@@ -19,7 +19,7 @@ from dissensus.experiments.results import Results
         "along sharp directions than chance would put there, and more than under DSGD, whose errors vanish."
     ),
     source=(
-        "Wang and Johansson 2026, arXiv:2602.02899, first version (abstract; the second version withdrew it). That it "
+        "Wang and Johansson 2026, arXiv:2602.02899, first version (abstract; the second version reworked it). That it "
         "has to be stronger than DSGD's is our reading, not theirs"
     ),
     measured=(

@@ -27,8 +27,8 @@ ALONG = ("hessian_trace", "top_eigenvalue")
         "than after DSGD with full mixing and than after centralized SGD, and not only because it fits less."
     ),
     source=(
-        "Wang and Johansson 2026, arXiv:2602.02899 (abstracts of both versions: flatter minima; the largest eigenvalue "
-        "is theirs, trace and average direction are ours; equal training loss is our condition)"
+        "Wang and Johansson 2026, arXiv:2602.02899 (abstracts of both versions: flatter minima; that they measure the "
+        "largest eigenvalue is known from their code; trace, average direction and equal training loss are ours)"
     ),
     measured=(
         "trace, largest eigenvalue and average-direction sharpness of the training loss at the consensus model at the "
