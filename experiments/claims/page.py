@@ -66,9 +66,9 @@ def rows(one: Verified) -> list[list[str]]:
 def _section(one: Verified) -> list[str]:
     c = one.claim
     lines = [
-        f"## {c.title} {{ #{c.name} }}",
+        f"## {c.name}",
         "",
-        f"**{_verdict(one)}** at scale *{one.scale}*. `dissensus verify {c.name}`",
+        f"*{c.title}*: **{_verdict(one)}** at scale {one.scale}.",
         "",
         c.statement,
         "",

@@ -113,7 +113,7 @@ def verify(
         began = time.perf_counter()
         needed = {name: load_studies(name, scale, places) for name in claim.studies}
         file = place / "verdicts" / f"{claim.name}.json"
-        mark = _mark(claim, scale, needed, seed)
+        mark = fingerprint(claim, scale, needed, seed)
         kept = _kept(file, claim, mark) if resume else None
         if kept is None:
             for name, variants in needed.items():
@@ -142,7 +142,8 @@ def _of(claim: Claim, tree: Mapping[str, Any]) -> Verified:
     return Verified(claim, tree["scale"], tree["verdict"], parts, tree["seconds"], made, tree["error"])
 
 
-def _mark(claim: Claim, scale: Scale, needed: Mapping[str, Sequence[Study]], seed: int) -> str:
+def fingerprint(claim: Claim, scale: Scale, needed: Mapping[str, Sequence[Study]], seed: int) -> str:
+    """Twelve hexadecimal digits that change with any word of a claim and any key of its studies."""
     digests = {name: [study.digest for study in variants] for name, variants in needed.items()}
     told = json.dumps([claim.wording, scale, digests, seed], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:12]

@@ -10,7 +10,9 @@ from dissensus.experiments.claims import base, claims, evidence, judging, verify
 from dissensus.experiments.claims.base import Part, overall
 from dissensus.experiments.claims.checks import one_peer_exact
 from dissensus.experiments.claims.evidence import Evidence, load_studies, studies
+from dissensus.experiments.claims.page import page
 from dissensus.experiments.claims.registry import find
+from dissensus.experiments.claims.verifying import fingerprint, read_verdicts
 from dissensus.experiments.cli import main
 from dissensus.experiments.errors import ConfigError, DataMissingError
 from dissensus.experiments.outline import outline
@@ -194,3 +196,18 @@ def test_data_that_are_missing_are_told_from_data_that_are_wrong() -> None:
         dataset("cifar-10", {"path": "nowhere"})
     with pytest.raises(DataMissingError, match="cannot read"):
         dataset("characters", {"path": "nowhere/a.txt"})
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_of_verdicts_is_made_from_what_was_kept_and_speaks_of_the_claims_as_they_are() -> None:
+    kept = json.loads((DOCS / "claims.json").read_text(encoding="utf-8"))
+    assert page(read_verdicts(kept["claims"]), kept["command"]) == (DOCS / "claims.md").read_text(encoding="utf-8")
+    assert {c["name"]: c["wording"] for c in kept["claims"]} == {c.name: c.wording for c in claims().values()}
+    for one in read_verdicts(kept["claims"]):
+        assert one.verdict == overall(one.parts), f"{one.claim.name}: the verdict is not that of its parts"
+        assert one.made["date"]
+        assert one.scale == "tiny"
+        needed = {name: load_studies(name, one.scale) for name in one.claim.studies}
+        assert one.made["mark"] == fingerprint(one.claim, one.scale, needed, seed=0), "a word or a study has changed"
