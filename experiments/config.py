@@ -181,6 +181,13 @@ class Study(Section):
         """Eight hexadecimal digits that change with any key."""
         return hashlib.sha256(json.dumps(resolved(self), sort_keys=True).encode()).hexdigest()[:8]
 
+    @property
+    def rule(self) -> str:
+        """Eight hexadecimal digits that change with anything verdicts depend on beside the runs: a note is none."""
+        decision = resolved(self.decision.model_copy(update={"note": "", "treatment": self.treatment}))
+        told = json.dumps([decision, list(self.arms), list(self.seeds)], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:8]
+
     def label(self, arm: str) -> str:
         """What a figure calls an arm."""
         return self.arms[arm].label or arm

@@ -43,7 +43,7 @@ def run_in_step(
         else:
             watch = every_so_often(cell.train.steps, progress.advance)
             done[at] = _unbuildable(cell, root, crew) or _trained(
-                run_cell(cell, root, watch, processes=crew, resume=resume, **options)
+                run_cell(cell, root, watch, processes=crew, resume=resume, rule=study.rule, **options)
             )
         progress.finish(done[at])
     return [done[at] for at in sorted(done)]

@@ -57,6 +57,8 @@ class Recorder:
 
     path: Path
     started: float = field(default_factory=time.perf_counter)
+    rule: str = ""
+    """By what the study that the run belongs to will decide; for `meta.json`."""
     tracking: Tracking | None = None
     """Who gets a copy of every number."""
     _streams: dict[str, IO[str]] = field(default_factory=dict)
@@ -108,7 +110,8 @@ class Recorder:
 
     def meta(self, **facts: Any) -> None:
         """Writes what the run knows of itself before the first step."""
-        write_json(self.path / "meta.json", {"schema_version": SCHEMA_VERSION, **facts})
+        rule = {"rule": self.rule} if self.rule else {}
+        write_json(self.path / "meta.json", {"schema_version": SCHEMA_VERSION, **rule, **facts})
 
     def metric(self, step: int, name: str, value: float, *, which: Which, **more: Any) -> None:
         """Adds one number that is exact."""

@@ -147,6 +147,11 @@ def _notes(results: Results) -> str:
     if len(results.seeds) < 2:
         return ""
     items = [f"<li>{escape(results.decision.note)}</li>"] if results.decision.note else []
+    if results.before_the_rule:
+        items.append(
+            f"<li>{len(results.before_the_rule)} of {len(results.runs)} runs were begun before arms, seeds and rule of "
+            "decision took the form they have here: what was seen of those may have had a part in it.</li>"
+        )
     gaps = []
     for arm in in_colour(results):
         if arm != results.treatment and results.treatment in results.order:

@@ -33,6 +33,8 @@ class Results:
     """The arms in the order in which they are shown."""
 
     decision: Decision = field(default_factory=Decision)
+    rule: str = ""
+    """What the study decides by now (`Study.rule`)."""
 
     @classmethod
     def of(cls, runs: Iterable[Run], order: Iterable[str] = ()) -> Results:
@@ -68,7 +70,9 @@ class Results:
             )
         found = cls.of(own, study.arms)
         # said by name: with runs missing, the last arm that is there need not be the last one of the study
-        return replace(found, decision=study.decision.model_copy(update={"treatment": study.treatment}))
+        return replace(
+            found, decision=study.decision.model_copy(update={"treatment": study.treatment}), rule=study.rule
+        )
 
     @property
     def treatment(self) -> str:
@@ -80,6 +84,11 @@ class Results:
         """The arms that the treatment is held against."""
         named = self.decision.controls
         return [arm for arm in self.order if arm != self.treatment and (named is None or arm in named)]
+
+    @cached_property
+    def before_the_rule(self) -> list[Run]:
+        """Runs that were begun when the study had other arms, seeds or rules; a run of its own has none."""
+        return [run for run in self.runs if self.rule and run.meta.get("rule", self.rule) != self.rule]
 
     @cached_property
     def unfinished(self) -> list[Run]:

@@ -58,6 +58,7 @@ def run_cell(
     resume: bool = False,
     trace: Path | None = None,
     track: Sequence[str] = (),
+    rule: str = "",
 ) -> Outcome:
     """Trains one cell with probes on and leaves its run directory under `root`.
 
@@ -70,6 +71,7 @@ def run_cell(
         resume: goes on from the last checkpoint in the run directory, if there is one; a run that is done stays.
         trace: gets the timeline of all processes.
         track: trackers that get a copy of the records, such as `tensorboard`; the first process has them.
+        rule: by what the study that it belongs to will decide (`Study.rule`), for the records to say.
     """
     check_trackers(track)
     (arm, _, seed), path = cell.only, directory_of(Path(root), cell)
@@ -80,6 +82,7 @@ def run_cell(
     recorder = None
     if crew.first:
         recorder = Recorder.create(Path(root), cell) if found is None else Recorder.reopen(path, found.step)
+        recorder.rule = rule
         if track:
             recorder.tracking = Tracking.begin(track, path, cell, None if found is None else found.step)
     began, error = time.perf_counter(), ""

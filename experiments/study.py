@@ -47,7 +47,11 @@ def run_study(
     if processes < 1:
         raise ConfigError(f"processes must be at least 1, got {processes}")
     check_trackers(track)
-    root, progress, options = Path(root), progress or Silent(), {"resume": resume, "track": track}
+    root, progress, options = (
+        Path(root),
+        progress or Silent(),
+        {"resume": resume, "track": track, "rule": study.rule},
+    )
     cells = study.cells()
     kept = {at: outcome for at, cell in enumerate(cells) if resume and (outcome := _finished(cell, root)) is not None}
     todo = {at: cell for at, cell in enumerate(cells) if at not in kept}

@@ -16,6 +16,7 @@ from dissensus.experiments.records import STUDY_FILE, Run
 from dissensus.experiments.report import write_report
 from dissensus.experiments.results import Results
 from dissensus.experiments.statistics import detectable_effect
+from dissensus.experiments.study import run_study
 from dissensus.experiments.table_files import write_tables
 
 ARMS = {"a": {"algorithm": "dsgd"}, "b": {"algorithm": "dsgd-ac"}}
@@ -157,3 +158,28 @@ def test_a_decision_that_cannot_be_meant_is_refused(decision: dict, message: str
     with pytest.raises(ConfigError) as caught:
         load((), arms=ARMS, decision=decision)
     assert message in str(caught.value)
+
+
+def test_a_rule_that_is_younger_than_runs_is_told(tmp_path: Path) -> None:
+    """Seeds that are added, or a level that is raised, once numbers were there: the page says how many were."""
+    quick = {
+        "name": "young",
+        "data": {"name": "logistic", "train": 64, "test": 32},
+        "model": {"name": "logistic"},
+        "train": {"steps": 2, "workers": 2, "batch": 4},
+        "probes": {"curvature_every": 0, "noise_batches": 0},
+        "arms": ARMS,
+    }
+    before = load(**quick, seeds=[0, 1])
+    run_study(before, tmp_path)
+    folder = tmp_path / "young"
+    assert "before arms, seeds and rule" not in write_report(folder, with_tables=False).path.read_text()
+    noted = load(**quick, seeds=[0, 1], decision={"note": "words decide nothing", "treatment": "b"})
+    assert noted.rule == before.rule
+    run_study(load(**quick, seeds=[0, 1, 2]), tmp_path, resume=True)
+    assert len(Results.read(folder).before_the_rule) == 4
+    assert (
+        "4 of 6 runs were begun before arms, seeds and rule" in write_report(folder, with_tables=False).path.read_text()
+    )
+    write(load(**quick, seeds=[0, 1, 2], decision={"level": 0.1}), folder / STUDY_FILE)
+    assert len(Results.read(folder).before_the_rule) == 6
