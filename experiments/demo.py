@@ -66,6 +66,7 @@ def demo_study(seeds: int = 5, steps: int = 1000) -> Study:
         probes={
             "every": max(1, steps // 40),
             "curvature_every": max(10, steps // 10),
+            "eigenvalue": True,
             "at_end": ["average", "captured"],
             "radius": 1.0,
         },

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import os
 import tomllib
 import typing
@@ -52,7 +53,10 @@ def load(files: str | Path | Sequence[str | Path] = (), overrides: Iterable[str]
             place(tree, path, value)
         except ConfigError as error:
             raise ConfigError(f"{_COMMAND_LINE}: {error}") from None
-        origin[tuple(path.split("."))] = f"{_COMMAND_LINE}: --{path}"
+        parts = tuple(path.split("."))
+        for end in range(1, len(parts)):  # a table that only the command line speaks of has its place there
+            origin.setdefault(parts[:end], f"{_COMMAND_LINE}: --{path}")
+        origin[parts] = f"{_COMMAND_LINE}: --{path}"
     return study_of(expanded(tree, origin), origin)
 
 
@@ -60,13 +64,19 @@ def study_of(tree: Mapping[str, Any], origin: Mapping[Path_, str] | None = None)
     """A checked study from nested tables."""
     origin = origin or {}
     try:
-        study = Study.model_validate(tree)
+        # as JSON, where a list may be a tuple but a text is no number and a number no truth value
+        study = Study.model_validate_json(json.dumps(tree, default=_plain), strict=True)
     except ValidationError as error:
         raise ConfigError(_explain(error, origin)) from None
     checked: set[str] = set()
     for arm in study.arms:
         _check_names(study, arm, origin, checked)
     return study
+
+
+def _plain(value: Any) -> Any:
+    """What Python may hand over and JSON does not know: numbers of numpy, paths."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def recorded(path: Path) -> Study:
@@ -176,7 +186,7 @@ def _check_names(study: Study, arm: str, origin: Mapping[Path_, str], checked: s
 
     What is in `checked` was built for another arm already.
     """
-    from dissensus.algorithms.registry import algorithm, algorithms
+    from dissensus.algorithms.registry import algorithms
     from dissensus.experiments.data import DATASETS
     from dissensus.experiments.models import MODELS
     from dissensus.experiments.optimizers import check_optimizer, optimizer_parameters
@@ -194,7 +204,7 @@ def _check_names(study: Study, arm: str, origin: Mapping[Path_, str], checked: s
         ("model",): lambda: MODELS.check(cell.model.name, cell.model.parameters),
         ("optimizer",): lambda: check_optimizer(cell.optimizer.name, cell.optimizer.parameters),
         ("topology",): lambda: topology(cell.topology.name, cell.train.workers, **cell.topology.parameters),
-        ("arms", arm): lambda: algorithm(chosen.algorithm, **chosen.parameters),
+        ("arms", arm): lambda: _build(chosen),
     }
     known = {
         ("data",): (Data, cell.data, lambda: DATASETS.parameters(cell.data.name)),
@@ -213,8 +223,26 @@ def _check_names(study: Study, arm: str, origin: Mapping[Path_, str], checked: s
             _check_own_keys(kind, section.parameters, parameters)
             check()
         except (ValueError, TypeError, MixingError) as error:
-            where = _where((*path, _mentioned(str(error), cell, path)), origin) or _where(path, origin)
+            key = (*path, _mentioned(str(error), cell, path))
+            changed = next((p for p in flatten(study.arms[arm].changes) if p == ".".join(key)), None)
+            if changed is not None:
+                where = _where(("arms", arm, "changes"), origin)
+                raise ConfigError(f"{where}[arms.{arm}.changes] {changed}: {error}") from None
+            where = _where(key, origin) or _where(path, origin)
             raise ConfigError(f"{where}[{'.'.join(path)}] {error}") from None
+
+
+def _build(chosen: Arm) -> None:
+    """Builds the algorithm of an arm; where it trips over a type, the type that it declares is named."""
+    from dissensus.algorithms.registry import algorithm, algorithms
+    from dissensus.experiments.registry import check_values
+
+    try:
+        algorithm(chosen.algorithm, **chosen.parameters)
+    except TypeError:
+        name = chosen.algorithm.replace("_", "-")
+        check_values(f"algorithm {name!r}", algorithms()[name], chosen.parameters)
+        raise
 
 
 def _settable(of: type | None) -> list[str]:

@@ -45,9 +45,11 @@ def learning(results: Results) -> Picture:
         *(results.curves(name, which="consensus", arms=shown) for name in names),
         background=[_others(results, name, "consensus") for name in names],
     )
+    due = sorted(key for key in results.differences() if not key.startswith(("arms.", "topology.")))
+    to = f"the mixing, and to {', '.join(due)}" if due else "the mixing alone"
     caption = (
         "Look at the test panels once the learning rate has decayed: the arms start from the same weights and see the "
-        "same batches, so what opens between them is due to the mixing alone; compare it with the gap in training "
+        f"same batches, so what opens between them is due to {to}; compare it with the gap in training "
         f"loss. The vertical axes leave out the first tenth of training. {chosen_words(results)}{_grey(results)}"
         f"{_weights(results)} {_bands(results)}"
     )

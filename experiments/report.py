@@ -24,7 +24,7 @@ from dissensus.experiments.config import Study, resolved
 from dissensus.experiments.figures.style import svg
 from dissensus.experiments.loading import write_whole
 from dissensus.experiments.pictures import Picture, pictures
-from dissensus.experiments.records import STUDY_FILE
+from dissensus.experiments.records import STUDY_FILE, Run
 from dissensus.experiments.results import Results
 from dissensus.experiments.selection import in_colour
 from dissensus.experiments.statistics import paired
@@ -109,9 +109,15 @@ def _what(results: Results) -> str:
         f"{study.train.workers} workers trained one {escape(study.model.name)} of {meta.get('parameters', 0):,} "
         f"parameters on {escape(study.data.name)} ({meta.get('train_samples')} training and {meta.get('test_samples')} "
         f"test samples{noisy}) for {study.train.steps} steps of {study.train.batch} samples per worker, with "
-        f"{_optimizer(study)}, as {arms}. All arms of a seed share the start, the data and their order and differ in "
-        f"nothing but the keys listed under Configuration. {_seeds(results)}"
+        f"{_optimizer(study)}{_elsewhere(results)}, as {arms}. All arms of a seed share the start, the data and their "
+        f"order and differ in nothing but the keys listed under Configuration. {_seeds(results)}"
     )
+
+
+def _elsewhere(results: Results) -> str:
+    """What is different in other arms than the one that is described, beside the algorithm."""
+    keys = sorted(key for key in results.differences() if not key.startswith("arms."))
+    return f" (in the first arm; others differ in {escape(', '.join(keys))})" if keys else ""
 
 
 def _seeds(results: Results) -> str:
@@ -152,6 +158,12 @@ def _notes(results: Results) -> str:
             f"<li>{len(results.before_the_rule)} of {len(results.runs)} runs were begun before arms, seeds and rule of "
             "decision took the form they have here: what was seen of those may have had a part in it.</li>"
         )
+    lost = [f"{run.arm}, seed {run.seed}" for runs in results.by_arm.values() for run in runs if _diverged(run)]
+    if lost:
+        items.append(
+            f"<li>The training loss of {escape('; '.join(lost))} ended above where it began: such a run has diverged, "
+            "and what it says of flatness means nothing.</li>"
+        )
     gaps = []
     for arm in in_colour(results):
         if arm != results.treatment and results.treatment in results.order:
@@ -174,6 +186,11 @@ def _notes(results: Results) -> str:
     if workers:
         items.append(f"<li>Single workers, not averaged, reach on the test set: {'; '.join(workers)}.</li>")
     return f"<p><b>Read with this in mind</b></p><ul>{_tied(''.join(items))}</ul>"
+
+
+def _diverged(run: Run) -> bool:
+    _, losses = run.series("train_loss", which="consensus")
+    return len(losses) > 1 and losses[-1] > losses[0]
 
 
 def _tied(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing as mp
+import os
 import queue
 import signal
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +121,18 @@ _stop: Any = None
 
 
 def _initialize(messages: Any, stop: Any) -> None:
-    """A process of the pool: leaves Ctrl-C to its parent, which raises `stop`."""
+    """A process of the pool: leaves Ctrl-C to its parent, which raises `stop`, and ends when its parent is killed."""
     global _messages, _stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _messages, _stop = messages, stop
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = mp.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _in_pool(cell: Study, root: Path, **options: Any) -> Outcome:

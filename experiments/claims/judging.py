@@ -106,6 +106,11 @@ def exactly(statement: str, holds: bool, effect: float | None = None, **more: An
     return Part(statement, "supported" if holds else "not supported", effect, **more)
 
 
+def unmeasured(statement: str) -> Part:
+    """A statement that the claim asks for and these runs have no numbers for: without it the claim stays open."""
+    return Part(statement, "out of reach here", note="not measured in these runs")
+
+
 def power_note(n: int, tests: int, level: float = LEVEL) -> str:
     """What so many pairs can find at all."""
     strict = detectable_effect(n, level / max(1, tests))

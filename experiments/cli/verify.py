@@ -13,7 +13,7 @@ from dissensus.experiments.cli.parsing import Parser, UsageError
 from dissensus.experiments.cli.running import shown_progress
 
 if TYPE_CHECKING:
-    from dissensus.experiments.claims import Verified
+    from dissensus.experiments.claims import Scale, Verified
 
 COLOURS = {"supported": "green", "not supported": "red", "inconclusive": "yellow", "out of reach here": "dim"}
 
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"verify: --processes must be at least 1, got {args.processes}")
     from dissensus.experiments.claims import verify
 
+    _check_places(chosen, _places(args), args.scale)
     quiet = args.quiet or args.json
     found = verify(
         [claim.name for claim in chosen],
@@ -100,6 +101,20 @@ def _places(args: argparse.Namespace) -> dict[str, str]:
             raise UsageError(f"verify: --data {name}: there is no such data set{nearest(name, DATASETS.names())}")
         places[name] = place
     return places
+
+
+def _check_places(chosen: list, places: dict[str, str], scale: Scale) -> None:
+    """Refuses a place of data that none of the chosen claims looks at."""
+    from dissensus.experiments.claims.evidence import load_studies
+
+    if not places:
+        return
+    used = {study.data.name for claim in chosen for name in claim.studies for study in load_studies(name, scale)}
+    for name in places:
+        if name not in used:
+            raise UsageError(
+                f"verify: --data {name}: at scale {scale} these claims use {', '.join(sorted(used)) or 'no data set'}"
+            )
 
 
 def _told(chosen: list, args: argparse.Namespace) -> int:
@@ -171,12 +186,17 @@ def _conclude(found: list[Verified]) -> None:
             table.add_row(row[0], f"[{COLOURS.get(row[1].strip('()'), 'dim')}]{row[1]}[/]", *row[2:])
         if one.parts:
             out.print(table)
+        for note in dict.fromkeys(part.note for part in one.parts if part.verdict == "out of reach here" and part.note):
+            out.print(f"[dim]{one.claim.name}:[/] {note}", highlight=False)
         if one.error:
             print(f"dissensus: verify: {one.claim.name}: {one.error}", file=sys.stderr)
     counted = {word: sum(one.verdict == word for one in found) for word in COLOURS}
     told = ", ".join(f"{count} {word}" for word, count in counted.items() if count)
     failed = sum(one.verdict is None for one in found)
-    out.print(f"{len(found)} claims: {told}{f', {failed} failed' if failed else ''}", highlight=False)
+    out.print(
+        f"{len(found)} claim{'s' if len(found) > 1 else ''}: {told}{f', {failed} failed' if failed else ''}",
+        highlight=False,
+    )
 
 
 def _write(found: list[Verified], args: argparse.Namespace) -> None:

@@ -101,7 +101,8 @@ def envelope_figure(
             ylabel=r"$d\,\mathrm{tr}(H\Sigma)\,/\,(\mathrm{tr}H\,\mathrm{tr}\Sigma)$",
             yscale="log",
         )
-        right.legend()
+        if right.get_legend_handles_labels()[0]:
+            right.legend()
     return figure
 
 

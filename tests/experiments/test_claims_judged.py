@@ -101,15 +101,21 @@ def three(ac: float, dsgd: float, centralized: float) -> dict[str, float]:
     return {"centralized": centralized, "dsgd": dsgd, "dsgd-ac": ac}
 
 
-FLATTER = planted(
-    "dsgd-ac",
-    arms(
-        train_loss=three(0.3, 0.2, 0.1),
-        hessian_trace=three(20, 30, 40),
-        top_eigenvalue=three(2, 3, 4),
-        average_sharpness=three(0.1, 0.2, 0.3),
-    ),
+def falling(tree: dict, names: tuple[str, ...]) -> dict:
+    """The same with these quantities measured on the way, too, where they were larger."""
+    for quantities in tree.values():
+        for name in names:
+            quantities[name] = [[(0, 4 * v), (END // 2, 2 * v), (END, v)] for v in quantities[name]]
+    return tree
+
+
+ENDS = arms(
+    train_loss=three(0.3, 0.2, 0.1),
+    hessian_trace=three(20, 30, 40),
+    top_eigenvalue=three(2, 3, 4),
+    average_sharpness=three(0.1, 0.2, 0.3),
 )
+FLATTER = planted("dsgd-ac", falling(ENDS, ("train_loss", "hessian_trace", "top_eigenvalue")))
 BETTER = planted("dsgd-ac", arms(test_accuracy=three(0.95, 0.9, 0.85), test_loss=three(0.3, 0.4, 0.5)))
 PENALTY = planted("dsgd-ac", arms(envelope=three(2, 1, 1), alignment_normalised=three(3, 30, 1)))
 ALIGNED = planted(
@@ -224,6 +230,14 @@ def test_equal_training_loss_is_met_on_the_way() -> None:
     ours, theirs = at_equal_loss(results, "hessian_trace", "fits", "stops")
     assert ours == pytest.approx([-0.437, -0.5], abs=1e-12)
     assert np.exp(theirs) == pytest.approx([3.0, 4.0])
+
+
+def test_what_was_not_measured_leaves_a_claim_open() -> None:
+    """The same runs without the way there: every part that is left holds, and the claim is not supported by it."""
+    ends = arms(train_loss=three(0.3, 0.2, 0.1), hessian_trace=three(20, 30, 40), top_eigenvalue=three(2, 3, 4))
+    parts = dsgd_ac_flatter.flatter(planted("dsgd-ac", ends))
+    assert {part.verdict for part in parts if part.counts} == {"supported", "out of reach here"}
+    assert overall(parts) == "inconclusive"
 
 
 def test_an_unmeasured_quantity_is_an_error_with_its_name() -> None:

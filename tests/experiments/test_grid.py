@@ -77,7 +77,7 @@ def test_later_files_and_overrides_replace_a_list(tmp_path: Path) -> None:
         ({"lr.peka": [1]}, r"arguments: grid: unknown key 'lr\.peka'; did you mean 'peak'\?"),
         ({"trian.steps": [1]}, r"grid: unknown key 'trian\.steps'; did you mean 'train'\?"),
         ({"faults.dorp": [0.1]}, r"grid: unknown key 'faults\.dorp'; did you mean 'drop'\?"),
-        ({"topology.nmae": ["ring"]}, r"arguments: grid: \[topology\] .*'nmae'; did you mean 'name'\?"),
+        ({"topology.nmae": ["ring"]}, r"arguments: grid: .*topology.nmae: .*'nmae'; did you mean 'name'\?"),
         ({"arms.ca.p": [1.0]}, r"grid: 'arms\.ca\.p': there is no arm 'ca'; did you mean 'ac'\?"),
         ({"arms.ac.q": [1.0]}, r"\[arms\.ac-1\] algorithm 'dsgd-ac' has no parameter 'q'"),
         ({"arms.ac.changes.lr.peka": [1]}, r"grid: unknown key 'lr\.peka'; did you mean 'peak'\?"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dissensus.experiments.claims.base import Part
 from dissensus.experiments.claims.evidence import Evidence
-from dissensus.experiments.claims.judging import Asked, decided, higher, lower
-from dissensus.experiments.claims.quantities import at_equal_loss, final, measured
+from dissensus.experiments.claims.judging import Asked, decided, higher, lower, unmeasured
+from dissensus.experiments.claims.quantities import at_equal_loss, final, measured, path
 from dissensus.experiments.claims.registry import claim
 from dissensus.experiments.results import Results
 
@@ -50,17 +50,23 @@ def dsgd_ac_flatter(at: Evidence) -> list[Part]:
 def flatter(results: Results) -> list[Part]:
     """The parts for one study with the arms `dsgd-ac`, `dsgd` and `centralized`."""
     asked: list[Asked] = []
+    missing: list[Part] = []
     for control in ("dsgd", "centralized"):
         other = results.label(control)
-        for name, words in MEASURES.items():
+        for name, measure in MEASURES.items():
+            words = f"smaller {measure} than {other}, at the end"
             if measured(results, name, "dsgd-ac", control):
                 ours, theirs = (final(results, name, arm) for arm in ("dsgd-ac", control))
-                asked.append(lower(f"smaller {words} than {other}, at the end", ours, theirs))
+                asked.append(lower(words, ours, theirs))
+            else:
+                missing.append(unmeasured(words))
         for name in ALONG:
-            if measured(results, name, "dsgd-ac", control) and len(results.curve(name, control).steps) > 2:
+            words = f"smaller {MEASURES[name]} than {other}, at equal training loss"
+            if all(len(path(results, name, arm)[0]) > 2 for arm in ("dsgd-ac", control)):
                 ours, theirs = at_equal_loss(results, name, "dsgd-ac", control)
-                words = f"smaller {MEASURES[name]} than {other}, at equal training loss"
                 asked.append(lower(words, ours, theirs, unit="log ratio"))
+            else:
+                missing.append(unmeasured(words))
         gap = (final(results, "train_loss", arm) for arm in ("dsgd-ac", control))
         asked.append(higher(f"fits less than {other}: training loss", *gap, unit="nats", counts=False))
-    return decided(asked)
+    return decided(asked) + missing
