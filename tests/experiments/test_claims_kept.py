@@ -182,3 +182,10 @@ def test_the_page_has_every_part_in_its_table_and_brackets_what_informs() -> Non
     assert "| (third) | (not supported) | – | – | – | – |" in rows
     assert "| [A title](#it) | supported | 2 of 2 | 2 seeds | tiny | – |" in rows
     assert "- second: said of it" in written
+
+
+def test_a_page_has_a_name_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("claims.json", ".", "claims"):
+        assert main(["verify", "one-peer-exact", "--out", str(tmp_path), "--write", str(tmp_path / name)]) == 2
+        assert "ends with .md" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
