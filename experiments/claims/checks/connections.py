@@ -41,8 +41,8 @@ def connections(at: Evidence) -> list[Part]:
 
 def slopes(results: Results) -> list[Part]:
     """The parts for one study whose arms are named after their numbers of neighbours."""
-    arms = [arm for arm in NEIGHBOURS if arm in results.order]
-    doublings = np.log2([NEIGHBOURS[arm] for arm in arms])
+    arms = list(NEIGHBOURS)
+    doublings = np.log2(list(NEIGHBOURS.values()))
     single = np.stack([100 * final(results, "test_accuracy", arm, "mean") for arm in arms], axis=1)
     average = np.stack([100 * final(results, "test_accuracy", arm) for arm in arms], axis=1)
     spread = np.stack([final(results, "norm_dispersion", arm) for arm in arms], axis=1)

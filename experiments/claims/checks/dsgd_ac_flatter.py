@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dissensus.experiments.claims.base import Part
 from dissensus.experiments.claims.evidence import Evidence
-from dissensus.experiments.claims.judging import Asked, decided, higher, lower
+from dissensus.experiments.claims.judging import Asked, higher, lower, together
 from dissensus.experiments.claims.quantities import at_equal_loss, final, measured
 from dissensus.experiments.claims.registry import claim
+from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.results import Results
 
 MEASURES = {
@@ -44,11 +45,15 @@ ALONG = ("hessian_trace", "top_eigenvalue")
 )
 def dsgd_ac_flatter(at: Evidence) -> list[Part]:
     """Asks every variant of the study."""
-    return [part for results in at.found["dsgd-ac"] for part in flatter(results)]
+    return flatter(*at.found["dsgd-ac"])
 
 
-def flatter(results: Results) -> list[Part]:
-    """The parts for one study with the arms `dsgd-ac`, `dsgd` and `centralized`."""
+def flatter(*studies: Results) -> list[Part]:
+    """The parts for studies with the arms `dsgd-ac`, `dsgd` and `centralized`."""
+    return together(studies, _asked)
+
+
+def _asked(results: Results) -> list[Asked]:
     asked: list[Asked] = []
     for control in ("dsgd", "centralized"):
         other = results.label(control)
@@ -63,4 +68,6 @@ def flatter(results: Results) -> list[Part]:
                 asked.append(lower(words, ours, theirs, unit="log ratio"))
         gap = (final(results, "train_loss", arm) for arm in ("dsgd-ac", control))
         asked.append(higher(f"fits less than {other}: training loss", *gap, unit="nats", counts=False))
-    return decided(asked)
+    if not any(one.counts for one in asked):
+        raise ConfigError(f"study {results.name!r} measured none of {', '.join(MEASURES)}")
+    return asked

@@ -1,0 +1,189 @@
+"""Rules of decision where they could be too lenient: no effect at all, several studies, numbers that are missing."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dissensus.experiments import statistics
+from dissensus.experiments.claims import judging
+from dissensus.experiments.claims.checks import connections, dsgd_ac_accuracy, dsgd_ac_flatter, quasi_global_momentum
+from dissensus.experiments.claims.judging import decided, higher, together, within
+from dissensus.experiments.claims.quantities import at_equal_loss, final, measured
+from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.loading import load
+from dissensus.experiments.records import Run
+from dissensus.experiments.results import Results
+from dissensus.experiments.statistics import StatisticsError, detectable_effect
+
+ARMS = ("centralized", "dsgd", "dsgd-ac")
+END = 100
+
+
+class Made:
+    """Results of a study that never ran: a path for each quantity, arm and seed, as `[(step, value), ...]`."""
+
+    def __init__(self, name: str, arms: tuple[str, ...], seeds: int) -> None:
+        arm = {name: {"algorithm": "dsgd"} for name in arms}
+        self.study = load(name=name, seeds=list(range(seeds)), train={"steps": END}, arms=arm)
+        self.cells = {(arm, seed): self.study.cell(arm, seed) for arm in arms for seed in self.study.seeds}
+
+    def results(self, quantities: dict) -> Results:
+        """`quantities[name, which](arm, seed)` is its path."""
+        runs = []
+        for (arm, seed), cell in self.cells.items():
+            rows = [
+                {"step": t, "which": which, "name": name, "value": float(v)}
+                for (name, which), of in quantities.items()
+                for t, v in of(arm, seed)
+            ]
+            runs.append(Run(Path(f"{arm}-{seed}"), cell, {}, rows, [], {"status": "ok"}))
+        return Results.of(runs, self.study.arms)
+
+
+def test_without_any_effect_a_claim_is_decided_in_one_case_of_twenty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 studies of five seeds without an effect: at most 10 % have any part that is not inconclusive."""
+    monkeypatch.setattr(statistics, "_bca", lambda *_: ((0.0, 0.0), "t"))  # intervals decide nothing,
+    monkeypatch.setattr(statistics, "_sign_flips", lambda *_: 2.0**-4)  # nor do sign flips with five pairs
+    made, rng, found = Made("dsgd-ac", ARMS, 5), np.random.default_rng(0), {"flatter": 0, "accuracy": 0}
+
+    def end(scale: float, digits: int = 9):
+        return lambda arm, seed: [(END, round(1 + scale * rng.standard_normal(), digits))]
+
+    def on_the_way(arm: str, seed: int):
+        return [(t, math.exp(0.2 * rng.standard_normal() - t / END)) for t in (0, 50, END)]
+
+    for _ in range(200):
+        results = made.results(
+            {
+                ("train_loss", "consensus"): on_the_way,
+                ("hessian_trace", "consensus"): on_the_way,
+                ("top_eigenvalue", "consensus"): on_the_way,
+                ("average_sharpness", "consensus"): end(0.2),
+                ("test_accuracy", "consensus"): end(0.005, 3),  # as coarse as a small test set makes it
+                ("test_loss", "consensus"): end(0.1),
+            }
+        )
+        for name, judge, count in (("flatter", dsgd_ac_flatter.flatter, 10), ("accuracy", dsgd_ac_accuracy.better, 2)):
+            words = [part.verdict for part in judge(results) if part.counts]
+            assert len(words) == count
+            found[name] += any(word != "inconclusive" for word in words)
+    assert max(found.values()) <= 20, found
+
+
+def test_two_studies_are_corrected_together_and_told_apart() -> None:
+    values = [0.3, 1.0, 0.6, 1.4, 0.2, 0.7, -0.4, 0.5]
+    one, other = (Made(name, ("a",), 8).results({("x", "workers"): lambda arm, seed: [(END, values[seed])]})
+                  for name in ("first", "second"))  # fmt: skip
+
+    def ask(results: Results) -> list[judging.Asked]:
+        return [higher("x is positive", final(results, "x", "a"), 0.0)]
+
+    [alone], both = together([one], ask), together([one, other], ask)
+    assert alone.statement == "x is positive"
+    assert [part.statement for part in both] == ["x is positive (first)", "x is positive (second)"]
+    assert alone.pvalue is not None
+    assert [part.pvalue for part in both] == pytest.approx([2 * alone.pvalue] * 2)
+    assert (alone.verdict, {part.verdict for part in both}) == ("supported", {"inconclusive"})
+
+
+def test_every_variant_of_a_study_is_asked_under_its_name() -> None:
+    values = {"test_accuracy": 0.9, "test_loss": 0.3}
+    both = [
+        Made(name, ARMS, 6).results(
+            {
+                (key, "consensus"): lambda arm, seed, v=v: [(END, v + 1e-3 * seed * len(arm))]
+                for key, v in values.items()
+            }
+        )
+        for name in ("dsgd-ac", "dsgd-ac-wide")
+    ]
+    parts = dsgd_ac_accuracy.better(*both)
+    assert len({part.statement for part in parts}) == len(parts) == 8
+    assert sum(part.statement.endswith("(dsgd-ac-wide)") for part in parts) == 4
+
+
+def test_the_level_is_that_of_the_rule() -> None:
+    [part] = decided([higher("", [0.9, 0.1, 0.6, -0.1, 0.2], 0.0)])
+    assert part.pvalue is not None
+    assert 0.05 < part.pvalue < 0.2
+    assert part.verdict == "inconclusive"
+    [part] = decided([higher("", [0.9, 0.1, 0.6, -0.1, 0.2], 0.0)], level=0.2)
+    assert part.verdict == "supported"
+
+
+def test_what_is_within_may_inform_only_and_has_to_be_a_number() -> None:
+    assert not within("", [1.0, 1.1], 1.0, 0.5, counts=False).counts
+    with pytest.raises(StatisticsError, match="an exponent"):
+        within("an exponent", [1.0, float("nan"), 1.0], 1.0, 0.5)
+
+
+def test_the_power_note_is_of_the_strictest_level() -> None:
+    assert f"d_z = {detectable_effect(5, 0.025):.1f}" in judging.power_note(5, 2)
+
+
+def test_a_number_that_one_run_lacks_is_an_error_and_not_a_part_less() -> None:
+    def lacking(arm: str, seed: int):
+        return [(END, float("nan") if (arm, seed) == ("dsgd-ac", 1) else 1.0)]
+
+    results = Made("dsgd-ac", ARMS, 3).results(
+        {("train_loss", "consensus"): lambda *_: [(END, 1.0)], ("hessian_trace", "consensus"): lacking}
+    )
+    assert measured(results, "hessian_trace", "dsgd-ac")
+    with pytest.raises(ConfigError, match="hessian_trace of arm 'dsgd-ac' was not measured in every run"):
+        dsgd_ac_flatter.flatter(results)
+    bare = Made("dsgd-ac", ARMS, 3).results({("train_loss", "consensus"): lambda *_: [(END, 1.0)]})
+    with pytest.raises(ConfigError, match="measured none of hessian_trace"):
+        dsgd_ac_flatter.flatter(bare)
+
+
+def test_an_arm_that_never_ended_well_is_not_left_out_of_a_slope() -> None:
+    both = Made("connections", ("n2", "n4"), 3).results({("test_accuracy", "mean"): lambda *_: [(END, 0.5)]})
+    with pytest.raises(ConfigError, match="no arm 'n8'"):
+        connections.slopes(both)
+
+
+def test_equal_loss_is_the_last_time_that_loss_was_there() -> None:
+    """A loss that rises in between is met where it falls for the last time, and at the times of both measurements."""
+
+    def loss(arm: str, seed: int):
+        return (
+            [(0, 2.0), (20, 0.5), (40, 1.5), (60, 1.5), (80, 0.5), (90, 0.3), (END, 0.1)]
+            if arm == "a"
+            else [(END, 1.0)]
+        )
+
+    def trace(arm: str, seed: int):
+        return [(0, 1.0), (20, 2.0), (40, 3.0), (80, 4.0), (END, 5.0)] if arm == "a" else [(END, 7.0)]
+
+    def of_workers(arm: str, seed: int):
+        return [(t, 9.0) for t in (0, 20, 40, 60, 80, 90, END)]
+
+    results = Made("paths", ("a", "b"), 2).results(
+        {
+            ("train_loss", "workers"): of_workers,
+            ("train_loss", "consensus"): loss,
+            ("hessian_trace", "consensus"): trace,
+        }
+    )
+    ours, theirs = at_equal_loss(results, "hessian_trace", "a", "b")
+    assert ours == pytest.approx([0.5 * (math.log(3) + math.log(4))] * 2)
+    assert np.exp(theirs) == pytest.approx([7.0] * 2)
+
+
+def test_final_numbers_are_the_consensus_models_unless_workers_are_meant() -> None:
+    made = Made("label-skew", ("quasi-global", "local"), 6)
+    turned = made.results(
+        {
+            ("test_accuracy", "mean"): lambda arm, seed: [(END, 0.8 + 0.1 * (arm == "local") + 1e-3 * seed * len(arm))],
+            ("test_accuracy", "consensus"): lambda arm, seed: [
+                (END, 0.9 - 0.1 * (arm == "local") + 1e-3 * seed * len(arm))
+            ],
+            ("test_loss", "consensus"): lambda *_: [(END, 1.0)],
+            ("train_loss", "consensus"): lambda *_: [(END, 1.0)],
+        }
+    )
+    assert final(turned, "test_accuracy", "local")[0] == pytest.approx(0.8)
+    consensus, single, *_ = quasi_global_momentum.better(turned)
+    assert (consensus.verdict, single.verdict) == ("supported", "not supported")
