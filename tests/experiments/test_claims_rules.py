@@ -1,14 +1,17 @@
 """Rules of decision where they could be too lenient: no effect at all, several studies, numbers that are missing."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dissensus.experiments import statistics
-from dissensus.experiments.claims import judging
+from dissensus.experiments.claims import judging, registry
+from dissensus.experiments.claims.base import SCALES, Scale
 from dissensus.experiments.claims.checks import connections, dsgd_ac_accuracy, dsgd_ac_flatter, quasi_global_momentum
+from dissensus.experiments.claims.evidence import load_studies
 from dissensus.experiments.claims.judging import decided, higher, together, within
 from dissensus.experiments.claims.quantities import at_equal_loss, final, measured
 from dissensus.experiments.errors import ConfigError
@@ -187,3 +190,11 @@ def test_final_numbers_are_the_consensus_models_unless_workers_are_meant() -> No
     assert final(turned, "test_accuracy", "local")[0] == pytest.approx(0.8)
     consensus, single, *_ = quasi_global_momentum.better(turned)
     assert (consensus.verdict, single.verdict) == ("supported", "not supported")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_budget_that_speaks_of_runs_has_counted_them(scale: Scale) -> None:
+    for claim in registry.claims().values():
+        said = [int(count) for count in re.findall(r"(\d+) (?:runs )?of ", claim.budget[scale])]
+        studies = [study for name in claim.studies for study in load_studies(name, scale)]
+        assert sum(said) in (0, sum(len(study.arms) * len(study.seeds) for study in studies)), claim.name

@@ -86,7 +86,11 @@ SIZES = {"tiny": Size(6, 16, 2000, 500), "small": Size(20, 64, 8000, 4000), "ful
         f"many times as large within {MOMENT}; training loss: DAdam above all-reduce, AccumAdam below DAdam and no "
         f"more than {BESIDE} (logarithm) above all-reduce; test loss: AccumAdam below DAdam"
     ),
-    budget={"tiny": "half a minute", "small": "an hour", "full": "a cluster: GPT-2 on 16 GPUs for a day or two"},
+    budget={
+        "tiny": "half a minute",
+        "small": "an hour",
+        "full": "a cluster: 9 runs of GPT-2, each 16 GPUs for a day or two",
+    },
     studies=("accum",),
 )
 def accum_adam(at: Evidence) -> list[Part]:

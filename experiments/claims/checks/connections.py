@@ -31,7 +31,7 @@ NEIGHBOURS = {"n2": 2, "n4": 4, "n8": 8, "n16": 16, "n31": 31}
         "workers' parameter norms (mean over tensors), fitted within each seed"
     ),
     rule="slopes per seed against zero, Holm over the two parts, level 0.05. The consensus model's slope only informs",
-    budget={"tiny": "1 to 2 min", "small": "1 hour", "full": "a cluster: 15 runs of WRN-16-8"},
+    budget={"tiny": "1 to 2 min", "small": "1 hour", "full": "a cluster: 25 runs of ResNet-20"},
     studies=("connections",),
 )
 def connections(at: Evidence) -> list[Part]:
