@@ -58,8 +58,10 @@ def _met(results: Results, name: str, arm: str, target: np.ndarray) -> np.ndarra
 
 def _crossing(loss: np.ndarray, log: np.ndarray, goal: float) -> float:
     above = np.flatnonzero(loss[:-1] >= goal)
-    if loss[-1] >= goal or not len(above):
+    if loss[-1] >= goal:
         return float(log[-1])
+    if not len(above):
+        raise ConfigError(f"there is no equal training loss: one arm ended at {goal:.3g}, the other was always below")
     k = int(above[-1])
     part = (loss[k] - goal) / (loss[k] - loss[k + 1])
     return float((1 - part) * log[k] + part * log[k + 1])

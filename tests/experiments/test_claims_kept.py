@@ -16,7 +16,7 @@ from dissensus.experiments.claims.page import page
 from dissensus.experiments.claims.verifying import Ran, read_verdicts
 from dissensus.experiments.cli import main
 from dissensus.experiments.config import Study
-from dissensus.experiments.errors import DataMissingError
+from dissensus.experiments.errors import ConfigError, DataMissingError
 from dissensus.experiments.loading import load
 from dissensus.experiments.records import write_json
 from dissensus.experiments.results import Results
@@ -133,6 +133,15 @@ def test_data_that_came_are_noticed_with_resume(claimed: SimpleNamespace, monkey
     assert claimed.verify(resume=True).verdict == "supported"
 
 
+def test_data_that_are_broken_lose_no_other_claim(claimed: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ConfigError("the file is cut off")
+
+    monkeypatch.setattr(verifying, "dataset", broken)
+    found = claimed.verify()
+    assert (found.verdict, found.error) == (None, "study small: the file is cut off")
+
+
 def test_a_variant_without_data_is_no_variant_that_supports(
     claimed: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +156,7 @@ def test_a_variant_without_data_is_no_variant_that_supports(
     ("failure", "verdict", "error"),
     [
         (ZeroDivisionError("by nought"), None, "ZeroDivisionError: by nought; 1 of 4 runs failed"),
-        (DataMissingError("not measured"), None, "not measured; 1 of 4 runs failed"),
+        (ConfigError("not measured"), None, "not measured; 1 of 4 runs failed"),
         (OutOfReachError("needs root"), "out of reach here", "1 of 4 runs failed"),
     ],
 )

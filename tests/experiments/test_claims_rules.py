@@ -13,7 +13,7 @@ from dissensus.experiments.claims.base import SCALES, Scale
 from dissensus.experiments.claims.checks import connections, dsgd_ac_accuracy, dsgd_ac_flatter, quasi_global_momentum
 from dissensus.experiments.claims.evidence import load_studies
 from dissensus.experiments.claims.judging import decided, higher, together, within
-from dissensus.experiments.claims.quantities import at_equal_loss, final, measured
+from dissensus.experiments.claims.quantities import at_equal_loss, final, measured, path
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import load
 from dissensus.experiments.records import Run
@@ -55,7 +55,7 @@ def test_without_any_effect_a_claim_is_decided_in_one_case_of_twenty(monkeypatch
         return lambda arm, seed: [(END, round(1 + scale * rng.standard_normal(), digits))]
 
     def on_the_way(arm: str, seed: int):
-        return [(t, math.exp(0.2 * rng.standard_normal() - t / END)) for t in (0, 50, END)]
+        return [(t, math.exp(0.2 * rng.standard_normal() - 5 * t / END)) for t in (0, 50, END)]
 
     for _ in range(200):
         results = made.results(
@@ -165,14 +165,34 @@ def test_equal_loss_is_the_last_time_that_loss_was_there() -> None:
 
     results = Made("paths", ("a", "b"), 2).results(
         {
-            ("train_loss", "workers"): of_workers,
             ("train_loss", "consensus"): loss,
             ("hessian_trace", "consensus"): trace,
+            ("train_loss", "workers"): of_workers,
         }
     )
     ours, theirs = at_equal_loss(results, "hessian_trace", "a", "b")
     assert ours == pytest.approx([0.5 * (math.log(3) + math.log(4))] * 2)
     assert np.exp(theirs) == pytest.approx([7.0] * 2)
+
+
+def test_an_arm_that_was_always_below_has_no_equal_loss() -> None:
+    losses = {"a": [(0, 0.9), (END, 0.1)], "b": [(0, 0.9), (END, 1.0)]}
+    results = Made("paths", ("a", "b"), 2).results(
+        {
+            ("train_loss", "consensus"): lambda arm, seed: losses[arm],
+            ("hessian_trace", "consensus"): lambda *_: [(0, 1.0), (END, 2.0)],
+        }
+    )
+    with pytest.raises(ConfigError, match="no equal training loss: one arm ended at 1"):
+        at_equal_loss(results, "hessian_trace", "a", "b")
+
+
+def test_a_path_has_the_steps_at_which_every_seed_was_measured() -> None:
+    results = Made("paths", ("a",), 2).results(
+        {("x", "workers"): lambda arm, seed: [(0, 1.0), (50 - seed, 2.0), (END, 3.0)]}
+    )
+    steps, values = path(results, "x", "a")
+    assert (steps.tolist(), values.tolist()) == ([0, END], [[1.0, 3.0]] * 2)
 
 
 def test_final_numbers_are_the_consensus_models_unless_workers_are_meant() -> None:

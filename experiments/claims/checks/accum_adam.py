@@ -6,7 +6,8 @@ moves in the mean,
 
 $$ \frac{\sum_k \operatorname{Var} u_k}{\sum_k (\operatorname E u_k)^2} , $$
 
-since rates are chosen for each optimizer: in the paper's own settings AccumAdam's is less than half of DAdam's.
+since rates are chosen for each optimizer. At the same betas AccumAdam remembers s times as many gradients, so that less
+noise has to be expected; against Adam with as long a memory, as in the paper's translation runs, it only informs.
 The variance at equal rates is measured, too, and has no say. A calculation said beforehand that it may well grow: the
 numerator has less noise, but a second moment of averaged gradients is smaller, so that every step is longer.
 
