@@ -194,8 +194,15 @@ def _run(
                 f"study {study.name}: {len(failed)} of {len(outcomes)} runs did not end well; the first: {first.arm}, "
                 f"seed {first.seed}: {first.error}"
             )
-        if len(failed) < len(outcomes):
+        well = len(outcomes) - len(failed)
+        if well:
             found.append(Results.read(place / study.name))
+            there = sum(run.status == "ok" for run in found[-1].runs)
+            if there < well:
+                wrong.append(
+                    f"study {study.name}: {well} runs ended well, but only {there} are there to read; does another "
+                    f"process write to {place}?"
+                )
     return Ran(found, "; ".join(wrong), "; ".join(dict.fromkeys(lacking)))
 
 

@@ -121,6 +121,20 @@ def test_a_run_that_failed_is_said_and_runs_again_with_resume(
     assert claimed.asked[1].results("small").seeds == [0, 1]
 
 
+def test_runs_that_another_process_has_begun_anew_are_said(
+    claimed: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = verifying.run_study
+
+    def disturbed(*given: Any, **more: Any) -> Sequence[Any]:
+        outcomes = truth(*given, **more)
+        (outcomes[-1].path / "summary.json").unlink()
+        return outcomes
+
+    monkeypatch.setattr(verifying, "run_study", disturbed)
+    assert "study small: 4 runs ended well, but only 3 are there to read" in claimed.verify().error
+
+
 def test_data_that_came_are_noticed_with_resume(claimed: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: Any) -> None:
         raise DataMissingError("it is not here")
@@ -172,6 +186,17 @@ def test_a_check_that_fails_says_why_and_what_else_went_wrong(
     claimed.answer = fails
     found = claimed.verify()
     assert (found.verdict, found.error) == (verdict, error)
+
+
+def test_a_study_of_two_claims_runs_once(
+    claimed: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran = []
+    monkeypatch.setattr(verifying, "_run", lambda variants, *_, **__: ran.append(variants) or Ran([variants], "", ""))
+    first = verifying.claims()["it"]
+    monkeypatch.setitem(verifying.claims(), "other", replace(first, name="other"))
+    assert len(verifying.verify(out=tmp_path)) == len(claimed.asked) == 2
+    assert len(ran) == 1
 
 
 def test_a_study_without_any_run_is_no_verdict(claimed: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
