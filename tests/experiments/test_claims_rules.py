@@ -11,7 +11,7 @@ from dissensus.experiments import statistics
 from dissensus.experiments.claims import judging, registry
 from dissensus.experiments.claims.base import SCALES, Scale
 from dissensus.experiments.claims.checks import connections, dsgd_ac_accuracy, dsgd_ac_flatter, quasi_global_momentum
-from dissensus.experiments.claims.evidence import load_studies
+from dissensus.experiments.claims.evidence import Evidence, load_studies
 from dissensus.experiments.claims.judging import decided, higher, together, within
 from dissensus.experiments.claims.quantities import at_equal_loss, final, measured, path
 from dissensus.experiments.errors import ConfigError
@@ -218,3 +218,17 @@ def test_a_budget_that_speaks_of_runs_has_counted_them(scale: Scale) -> None:
         said = [int(count) for count in re.findall(r"(\d+) (?:runs )?of ", claim.budget[scale])]
         studies = [study for name in claim.studies for study in load_studies(name, scale)]
         assert sum(said) in (0, sum(len(study.arms) * len(study.seeds) for study in studies)), claim.name
+
+
+def test_a_size_is_that_of_the_scale_or_of_the_next_smaller_one() -> None:
+    sizes = {"tiny": 1, "full": 3}
+    assert [Evidence(scale).sized(sizes) for scale in SCALES] == [1, 1, 3]
+    with pytest.raises(ConfigError, match="nothing is said for scale 'tiny'; there are small"):
+        Evidence("tiny").sized({"small": 2})
+
+
+def test_data_are_where_one_says_they_are() -> None:
+    for study in load_studies("phases", "small", {"fashion-mnist": "here", "cifar-10": "there"}):
+        assert study.data.parameters["path"] == "here"
+    for study in load_studies("phases", "small", {"cifar-10": "there"}):
+        assert "path" not in study.data.parameters
