@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,17 @@ import pytest
 from dissensus.experiments import statistics
 from dissensus.experiments.claims import judging, registry
 from dissensus.experiments.claims.base import SCALES, Scale
-from dissensus.experiments.claims.checks import connections, dsgd_ac_accuracy, dsgd_ac_flatter, quasi_global_momentum
+from dissensus.experiments.claims.checks import (
+    connections,
+    consensus_control,
+    dsgd_ac_accuracy,
+    dsgd_ac_flatter,
+    quasi_global_momentum,
+)
 from dissensus.experiments.claims.evidence import Evidence, load_studies
 from dissensus.experiments.claims.judging import decided, higher, together, within
 from dissensus.experiments.claims.quantities import at_equal_loss, final, measured, path
+from dissensus.experiments.claims.reported import claim_rows
 from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.loading import load
 from dissensus.experiments.records import Run
@@ -232,3 +240,45 @@ def test_data_are_where_one_says_they_are() -> None:
         assert study.data.parameters["path"] == "here"
     for study in load_studies("phases", "small", {"cifar-10": "there"}):
         assert "path" not in study.data.parameters
+
+
+def level(*names: str, of: Callable[[str], float]) -> dict:
+    """Quantities of the consensus model at the end that differ by arm, and a little by seed."""
+    return {(name, "consensus"): lambda arm, seed: [(END, of(arm) + 1e-3 * seed * len(arm))] for name in names}
+
+
+def test_one_seed_answers_no_claim() -> None:
+    def answers(seeds: int) -> int:
+        made = Made("label-skew", ("quasi-global", "local"), seeds)
+        losses = level("test_loss", "train_loss", "test_accuracy", of=len)
+        single = {("test_accuracy", "mean"): lambda arm, seed: [(END, 0.5 + 1e-3 * seed * len(arm))]}
+        return len(claim_rows(made.results({**losses, **single})))
+
+    assert (answers(1), answers(2)) == (0, 1)
+
+
+def test_every_phase_is_asked_and_wrong_labels_have_no_say() -> None:
+    points = {"tight": 0.9, "early": 0.8, "middle": 0.9, "late": 0.7}
+    made = Made("phases", tuple(points), 6).results(level("test_accuracy", of=points.__getitem__))
+    parts = consensus_control.phases(made)
+    late = [part.verdict for part in parts if part.counts and "loose at the end" in part.statement]
+    assert late == ["not supported"] * 2
+    assert sum(part.counts for part in parts) == 5
+    wrong = consensus_control.wrong_labels(made)
+    assert len(wrong) == 3
+    assert not any(part.counts for part in wrong)
+
+
+def test_flatter_at_equal_loss_is_flatter_in_the_right_direction() -> None:
+    factor = {"dsgd-ac": 1.0, "dsgd": 2.0, "centralized": 4.0}
+
+    def trace(arm: str, seed: int):
+        return [(t, factor[arm] * (1 + 1e-3 * seed * len(arm))) for t in (0, 50, END)]
+
+    def loss(arm: str, seed: int):
+        return [(0, 2.0), (50, 1.0), (END, 0.1 * len(arm))]
+
+    made = Made("dsgd-ac", ARMS, 6).results({("train_loss", "consensus"): loss, ("hessian_trace", "consensus"): trace})
+    equal = [part for part in dsgd_ac_flatter.flatter(made) if "equal training loss" in part.statement]
+    assert [part.verdict for part in equal] == ["supported"] * 2
+    assert [part.effect for part in equal] == pytest.approx([-math.log(2), -math.log(4)], abs=0.05)
