@@ -1,7 +1,6 @@
 """Rules of decision where they could be too lenient: no effect at all, several studies, numbers that are missing."""
 
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,16 +8,15 @@ import numpy as np
 import pytest
 
 from dissensus.experiments import statistics
-from dissensus.experiments.claims import judging, registry
-from dissensus.experiments.claims.base import SCALES, Scale
+from dissensus.experiments.claims import judging
 from dissensus.experiments.claims.checks import (
     connections,
     consensus_control,
+    consensus_error_kept,
     dsgd_ac_accuracy,
     dsgd_ac_flatter,
     quasi_global_momentum,
 )
-from dissensus.experiments.claims.evidence import Evidence, load_studies
 from dissensus.experiments.claims.judging import decided, higher, together, within
 from dissensus.experiments.claims.quantities import at_equal_loss, final, measured, path
 from dissensus.experiments.claims.reported import claim_rows
@@ -220,28 +218,6 @@ def test_final_numbers_are_the_consensus_models_unless_workers_are_meant() -> No
     assert (consensus.verdict, single.verdict) == ("supported", "not supported")
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_a_budget_that_speaks_of_runs_has_counted_them(scale: Scale) -> None:
-    for claim in registry.claims().values():
-        said = [int(count) for count in re.findall(r"(\d+) (?:runs )?of ", claim.budget[scale])]
-        studies = [study for name in claim.studies for study in load_studies(name, scale)]
-        assert sum(said) in (0, sum(len(study.arms) * len(study.seeds) for study in studies)), claim.name
-
-
-def test_a_size_is_that_of_the_scale_or_of_the_next_smaller_one() -> None:
-    sizes = {"tiny": 1, "full": 3}
-    assert [Evidence(scale).sized(sizes) for scale in SCALES] == [1, 1, 3]
-    with pytest.raises(ConfigError, match="nothing is said for scale 'tiny'; there are small"):
-        Evidence("tiny").sized({"small": 2})
-
-
-def test_data_are_where_one_says_they_are() -> None:
-    for study in load_studies("phases", "small", {"fashion-mnist": "here", "cifar-10": "there"}):
-        assert study.data.parameters["path"] == "here"
-    for study in load_studies("phases", "small", {"cifar-10": "there"}):
-        assert "path" not in study.data.parameters
-
-
 def level(*names: str, of: Callable[[str], float]) -> dict:
     """Quantities of the consensus model at the end that differ by arm, and a little by seed."""
     return {(name, "consensus"): lambda arm, seed: [(END, of(arm) + 1e-3 * seed * len(arm))] for name in names}
@@ -282,3 +258,24 @@ def test_flatter_at_equal_loss_is_flatter_in_the_right_direction() -> None:
     equal = [part for part in dsgd_ac_flatter.flatter(made) if "equal training loss" in part.statement]
     assert [part.verdict for part in equal] == ["supported"] * 2
     assert [part.effect for part in equal] == pytest.approx([-math.log(2), -math.log(4)], abs=0.05)
+
+
+def test_errors_are_followed_from_half_time_on_and_exponents_up_to_nine_tenths() -> None:
+    steps = range(0, END + 1, 5)
+    rate = {t: 0.5 * (1 + math.cos(math.pi * t / (END + 1))) for t in steps}
+    power = {"dsgd": 3.0, "p1": 2.0, "p2": 1.0, "p3": 0.5}
+
+    def distance(arm: str, seed: int):
+        return [(t, 9.0 if t < 50 else 4.0 if t > 90 else rate[t] ** power[arm]) for t in steps]
+
+    made = Made("exponents", tuple(power), 3).results(
+        {
+            ("consensus_distance", "workers"): distance,
+            ("consensus_distance", "theory"): lambda *_: [(t, 1.0) for t in steps],
+            ("lr", "workers"): lambda *_: rate.items(),
+        }
+    )
+    parts = consensus_error_kept.kept(made)
+    risen = {arm: math.log10(4.0 / rate[50] ** power[arm]) for arm in power}
+    told = [risen["dsgd"] + 3, risen["p3"] + 1, risen["p2"] + 1, risen["p1"] - risen["dsgd"]]
+    assert [part.effect for part in parts] == pytest.approx([*told, *power.values()])
