@@ -180,6 +180,10 @@ def test_what_informs_has_no_say(name: str) -> None:
     assert sum(part.counts for part in judge(results)) == COUNTED[name]
 
 
+def test_slopes_are_per_doubling() -> None:
+    assert connections.slopes(NEIGHBOURS)[0].effect == pytest.approx(8.0, abs=0.3)
+
+
 def test_a_share_is_held_against_chance() -> None:
     [share] = [part for part in dominant_alignment.aligned(ALIGNED) if "above chance" in part.statement]
     assert share.effect == pytest.approx(0.6 - 0.01, abs=0.005)

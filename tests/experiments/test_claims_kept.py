@@ -11,6 +11,7 @@ import pytest
 
 from dissensus.experiments.claims import base, verifying
 from dissensus.experiments.claims.base import OutOfReachError, Part
+from dissensus.experiments.claims.checks import one_peer_exact
 from dissensus.experiments.claims.evidence import Evidence
 from dissensus.experiments.claims.page import page
 from dissensus.experiments.claims.verifying import Ran, read_verdicts
@@ -223,3 +224,17 @@ def test_a_page_has_a_name_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixt
         assert main(["verify", "one-peer-exact", "--out", str(tmp_path), "--write", str(tmp_path / name)]) == 2
         assert "ends with .md" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_check_that_fails_is_one_json_object_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_peer_exact, "SIZES", {"tiny": "many"})
+    page_file = tmp_path / "claims.md"
+    given = ["verify", "one-peer-exact", "--out", str(tmp_path), "--write", str(page_file)]
+    assert main([*given, "--json"]) == 1
+    [told] = json.loads(capsys.readouterr().out)["claims"]
+    assert (told["verdict"], told["error"][:10]) == (None, "TypeError:")
+    assert "TypeError" in page_file.read_text()
+    assert main(given) == 1
+    assert "verify: one-peer-exact: TypeError" in capsys.readouterr().err
