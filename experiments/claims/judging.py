@@ -9,15 +9,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dissensus.experiments.claims.base import Part, Verdict
 from dissensus.experiments.curves import Finals
-from dissensus.experiments.statistics import Paired, detectable_effect, holm, paired
+from dissensus.experiments.results import Results
+from dissensus.experiments.statistics import Paired, StatisticsError, detectable_effect, holm, paired
 
 LEVEL = 0.05
 _OPPOSITE: dict[Verdict, Verdict] = {
@@ -85,11 +86,26 @@ def decided(asked: Sequence[Asked], level: float = LEVEL) -> list[Part]:
     return parts
 
 
+def together(studies: Sequence[Results], ask: Callable[[Results], Iterable[Asked | Part]]) -> list[Part]:
+    """The verdicts on what is asked of every variant of a study, corrected over all of them; each names its study.
+
+    What could not be asked comes as a part, and stands behind the others.
+    """
+    told: list[Asked | Part] = []
+    for one in studies:
+        where = f" ({one.name})" if len(studies) > 1 else ""
+        told += [replace(each, statement=f"{each.statement}{where}") for each in ask(one)]
+    asked = [each for each in told if isinstance(each, Asked)]
+    return [*decided(asked), *(each for each in told if isinstance(each, Part))]
+
+
 def within(
     statement: str, values: Any, target: float, margin: float, *, unit: str = "", note: str = "", counts: bool = True
 ) -> Part:
     """The mean of the values lies within `margin` of `target`."""
     numbers = Finals(np.asarray(values, dtype=float), np.zeros(len(values)))
+    if not np.isfinite(numbers.values).all():
+        raise StatisticsError(f"{statement}: {numbers.values} has a value that is no number")
     low, high = numbers.interval
     word: Verdict = "inconclusive"
     if len(numbers.values) < 2:

@@ -22,12 +22,9 @@ def final(results: Results, name: str, arm: str, which: str | None = None) -> np
 
 
 def measured(results: Results, name: str, *arms: str) -> bool:
-    """Whether a quantity is there in every run of the arms."""
+    """Whether a quantity is there in any run of each arm; that it lacks in some of them is for `final` to refuse."""
     which = "consensus" if name in CONSENSUS else None
-    return all(
-        arm in results.order and len(results.seeds) > 0 and np.isfinite(results.final(name, which=which, arm=arm)).all()
-        for arm in arms
-    )
+    return all(arm in results.order and np.isfinite(results.final(name, which=which, arm=arm)).any() for arm in arms)
 
 
 def path(results: Results, name: str, arm: str, which: str | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -61,8 +58,10 @@ def _met(results: Results, name: str, arm: str, target: np.ndarray) -> np.ndarra
 
 def _crossing(loss: np.ndarray, log: np.ndarray, goal: float) -> float:
     above = np.flatnonzero(loss[:-1] >= goal)
-    if loss[-1] >= goal or not len(above):
+    if loss[-1] >= goal:
         return float(log[-1])
+    if not len(above):
+        raise ConfigError(f"there is no equal training loss: one arm ended at {goal:.3g}, the other was always below")
     k = int(above[-1])
     part = (loss[k] - goal) / (loss[k] - loss[k + 1])
     return float((1 - part) * log[k] + part * log[k + 1])

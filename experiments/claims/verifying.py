@@ -4,8 +4,9 @@
     OUT/<scale>/verdicts/<claim>.json      the verdict with its parts, written when the claim is judged
 
 A study that several claims are judged by is run once. With `resume`, runs that ended well are not run again, and a
-verdict stays where neither a word of the claim nor a digit of its studies has changed. A check that cannot be done on
-this machine says so (`out of reach here`); one that fails is listed with its error and loses no other.
+verdict stays where neither a word of the claim nor a digit of its studies has changed; one that lacked runs or data is
+made anew. A check that cannot be done on this machine says so (`out of reach here`); one that fails is listed with its
+error and loses no other.
 """
 
 from __future__ import annotations
@@ -150,12 +151,13 @@ def fingerprint(claim: Claim, scale: Scale, needed: Mapping[str, Sequence[Study]
 
 
 def _kept(file: Path, claim: Claim, mark: str) -> Verified | None:
+    """The verdict that is there, if it is about just this, follows from its parts, and nothing was missing for it."""
     try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
-        same = tree["mark"] == mark and tree["verdict"] is not None
-        return _of(claim, tree) if same else None
-    except (OSError, ValueError, KeyError, TypeError):
+        kept = _of(claim, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
+    whole = not kept.error and kept.verdict == overall(kept.parts) != "out of reach here"
+    return kept if whole and kept.made.get("mark") == mark else None
 
 
 def _run(
@@ -180,7 +182,10 @@ def _run(
                 with progress(study.name) as bar:
                     outcomes = run_study(study, place, processes=processes, resume=resume, progress=bar)
         except DataMissingError as error:
-            lacking.append(str(error))
+            lacking.append(f"study {study.name}: {error}")
+            continue
+        except DissensusError as error:
+            wrong.append(f"study {study.name}: {error}")
             continue
         failed = [o for o in outcomes if o.status != "ok"]
         if failed:
@@ -189,8 +194,15 @@ def _run(
                 f"study {study.name}: {len(failed)} of {len(outcomes)} runs did not end well; the first: {first.arm}, "
                 f"seed {first.seed}: {first.error}"
             )
-        if len(failed) < len(outcomes):
+        well = len(outcomes) - len(failed)
+        if well:
             found.append(Results.read(place / study.name))
+            there = sum(run.status == "ok" for run in found[-1].runs)
+            if there < well:
+                wrong.append(
+                    f"study {study.name}: {well} runs ended well, but only {there} are there to read; does another "
+                    f"process write to {place}?"
+                )
     return Ran(found, "; ".join(wrong), "; ".join(dict.fromkeys(lacking)))
 
 
@@ -210,9 +222,16 @@ def _judged(
     try:
         parts = claim.check(Evidence(scale, seed, processes, {name: one.results for name, one in ran.items()}))
     except OutOfReachError as error:
-        return "out of reach here", [Part(claim.title, "out of reach here", note=str(error))], ""
-    except DissensusError as error:
-        return None, [], str(error)
+        return "out of reach here", [Part(claim.title, "out of reach here", note=str(error))], wrong
+    except Exception as error:  # whatever it is: the other claims are judged all the same
+        said = str(error) if isinstance(error, DissensusError) else f"{type(error).__name__}: {error}"
+        return None, [], "; ".join(filter(None, (said, wrong)))
+    variants = (
+        Part(f"{name}: every variant", "out of reach here", note=one.lacking)
+        for name, one in ran.items()
+        if one.lacking
+    )
+    parts = [*parts, *variants]
     return overall(parts), parts, wrong
 
 

@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         return _outlined(chosen, args)
     if args.write is not None and not args.write.parent.is_dir():
         raise UsageError(f"verify: --write {args.write} cannot be written: {args.write.parent} is no folder")
+    if args.write is not None and args.write.suffix != ".md":
+        raise UsageError(f"verify: --write takes a file whose name ends with .md, got {args.write}")
     if args.processes is not None and args.processes < 1:
         raise UsageError(f"verify: --processes must be at least 1, got {args.processes}")
     from dissensus.experiments.claims import verify

@@ -1,6 +1,7 @@
 """Claims: verdicts on parts, what runs and keeps them, the studies that they are judged by, and the verb."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,6 +71,28 @@ def test_every_study_of_every_claim_is_there_and_can_be_built(scale: base.Scale)
                 assert found.parameters > 0
                 assert found.runs >= 6
     assert len(used) == len(studies(scale)), "a study that no claim uses, or two of one name"
+
+
+@pytest.mark.parametrize("scale", base.SCALES)
+def test_a_budget_that_speaks_of_runs_has_counted_them(scale: base.Scale) -> None:
+    for claim in claims().values():
+        said = [int(count) for count in re.findall(r"(\d+) (?:runs )?of ", claim.budget[scale])]
+        studies = [study for name in claim.studies for study in load_studies(name, scale)]
+        assert sum(said) in (0, sum(len(study.arms) * len(study.seeds) for study in studies)), claim.name
+
+
+def test_a_size_is_that_of_the_scale_or_of_the_next_smaller_one() -> None:
+    sizes = {"tiny": 1, "full": 3}
+    assert [Evidence(scale).sized(sizes) for scale in base.SCALES] == [1, 1, 3]
+    with pytest.raises(ConfigError, match="nothing is said for scale 'tiny'; there are small"):
+        Evidence("tiny").sized({"small": 2})
+
+
+def test_data_are_where_one_says_they_are() -> None:
+    for study in load_studies("phases", "small", {"fashion-mnist": "here", "cifar-10": "there"}):
+        assert study.data.parameters["path"] == "here"
+    for study in load_studies("phases", "small", {"cifar-10": "there"}):
+        assert "path" not in study.data.parameters
 
 
 def test_the_published_models_have_their_published_sizes() -> None:

@@ -167,6 +167,34 @@ def test_what_is_planted_is_supported_and_with_labels_swapped_it_is_not(name: st
     assert overall(judge(swapped(results, one, other))) == "not supported"
 
 
+COUNTED = {
+    "flatter": 10,
+    "accuracy": 2,
+    "envelope": 1,
+    "alignment": 3,
+    "phases": 5,
+    "no gain": 1,
+    "momenta": 2,
+    "connections": 2,
+}
+"""How many parts of a claim have a say."""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_informs_has_no_say(name: str) -> None:
+    judge, results, _ = PLANTED[name]
+    assert sum(part.counts for part in judge(results)) == COUNTED[name]
+
+
+def test_slopes_are_per_doubling() -> None:
+    assert connections.slopes(NEIGHBOURS)[0].effect == pytest.approx(8.0, abs=0.3)
+
+
+def test_a_share_is_held_against_chance() -> None:
+    [share] = [part for part in dominant_alignment.aligned(ALIGNED) if "above chance" in part.statement]
+    assert share.effect == pytest.approx(0.6 - 0.01, abs=0.005)
+
+
 @pytest.mark.parametrize("name", [name for name in PLANTED if name != "no gain"])
 def test_identical_arms_support_nothing(name: str) -> None:
     judge, results, _ = PLANTED[name]

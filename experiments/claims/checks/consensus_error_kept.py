@@ -41,7 +41,7 @@ MARGIN = 0.3
         "vanishing: Ξ at the end below a thousandth of Ξ at half time; kept: above a tenth of it (paired t, Holm, "
         f"level 0.05). Exponents: the 95 % interval of measured minus predicted slope lies within ±{MARGIN}"
     ),
-    budget={"tiny": "1 min", "small": "30 min", "full": "minutes on a GPU"},
+    budget={"tiny": "1 min", "small": "30 min", "full": "a cluster: 12 runs of WRN-16-8"},
     studies=("exponents",),
 )
 def consensus_error_kept(at: Evidence) -> list[Part]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dissensus.experiments.claims.base import Part
 from dissensus.experiments.claims.evidence import Evidence
-from dissensus.experiments.claims.judging import Asked, decided, higher, unmeasured
+from dissensus.experiments.claims.judging import Asked, higher, together, unmeasured
 from dissensus.experiments.claims.quantities import final, measured
 from dissensus.experiments.claims.registry import claim
 from dissensus.experiments.results import Results
@@ -32,20 +32,23 @@ from dissensus.experiments.results import Results
 )
 def dominant_alignment(at: Evidence) -> list[Part]:
     """Asks every variant of the study."""
-    return [part for results in at.found["dsgd-ac"] for part in aligned(results)]
+    return aligned(*at.found["dsgd-ac"])
 
 
-def aligned(results: Results) -> list[Part]:
-    """The parts for one study with the arms `dsgd-ac` and `dsgd`."""
-    asked: list[Asked] = []
+def aligned(*studies: Results) -> list[Part]:
+    """The parts for studies with the arms `dsgd-ac` and `dsgd`."""
+    return together(studies, _asked)
+
+
+def _asked(results: Results) -> list[Asked | Part]:
+    asked: list[Asked | Part] = []
     ours, theirs = (final(results, "alignment_normalised", arm) for arm in ("dsgd-ac", "dsgd"))
     asked.append(higher("normalised alignment above 1, which is no preference", ours, 1.0))
     asked.append(higher("normalised alignment stronger than DSGD's", ours, theirs))
     if not measured(results, "captured", "dsgd-ac"):
-        missing = [unmeasured("share in the top-10 space above chance")]
+        asked.append(unmeasured("share in the top-10 space above chance"))
     else:
-        missing = []
         share, chance = final(results, "captured", "dsgd-ac"), final(results, "captured_chance", "dsgd-ac")
         asked.append(higher("share in the top-10 space above chance", share, chance))
         asked.append(higher("more than half of it lies in the top-10 space", share, 0.5, counts=False))
-    return decided(asked) + missing
+    return asked

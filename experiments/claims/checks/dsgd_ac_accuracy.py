@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dissensus.experiments.claims.base import Part
 from dissensus.experiments.claims.evidence import Evidence
-from dissensus.experiments.claims.judging import Asked, decided, higher, lower, power_note
+from dissensus.experiments.claims.judging import Asked, higher, lower, power_note, together
 from dissensus.experiments.claims.quantities import final
 from dissensus.experiments.claims.registry import claim
 from dissensus.experiments.results import Results
@@ -28,11 +28,15 @@ from dissensus.experiments.results import Results
 )
 def dsgd_ac_accuracy(at: Evidence) -> list[Part]:
     """Asks every variant of the study."""
-    return [part for results in at.found["dsgd-ac"] for part in better(results)]
+    return better(*at.found["dsgd-ac"])
 
 
-def better(results: Results) -> list[Part]:
-    """The parts for one study with the arms `dsgd-ac`, `dsgd` and `centralized`."""
+def better(*studies: Results) -> list[Part]:
+    """The parts for studies with the arms `dsgd-ac`, `dsgd` and `centralized`."""
+    return together(studies, _asked)
+
+
+def _asked(results: Results) -> list[Asked]:
     asked: list[Asked] = []
     note = power_note(len(results.seeds), 2) if len(results.seeds) > 1 else ""
     for control in ("dsgd", "centralized"):
@@ -41,4 +45,4 @@ def better(results: Results) -> list[Part]:
         asked.append(higher(f"higher test accuracy than {other}", ours, theirs, unit="points", note=note))
         ours, theirs = (final(results, "test_loss", arm) for arm in ("dsgd-ac", control))
         asked.append(lower(f"lower test loss than {other}", ours, theirs, unit="nats", counts=False))
-    return decided(asked)
+    return asked

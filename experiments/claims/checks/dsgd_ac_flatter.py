@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dissensus.experiments.claims.base import Part
 from dissensus.experiments.claims.evidence import Evidence
-from dissensus.experiments.claims.judging import Asked, decided, higher, lower, unmeasured
+from dissensus.experiments.claims.judging import Asked, higher, lower, together, unmeasured
 from dissensus.experiments.claims.quantities import at_equal_loss, final, measured, path
 from dissensus.experiments.claims.registry import claim
+from dissensus.experiments.errors import ConfigError
 from dissensus.experiments.results import Results
 
 MEASURES = {
@@ -44,13 +45,16 @@ ALONG = ("hessian_trace", "top_eigenvalue")
 )
 def dsgd_ac_flatter(at: Evidence) -> list[Part]:
     """Asks every variant of the study."""
-    return [part for results in at.found["dsgd-ac"] for part in flatter(results)]
+    return flatter(*at.found["dsgd-ac"])
 
 
-def flatter(results: Results) -> list[Part]:
-    """The parts for one study with the arms `dsgd-ac`, `dsgd` and `centralized`."""
-    asked: list[Asked] = []
-    missing: list[Part] = []
+def flatter(*studies: Results) -> list[Part]:
+    """The parts for studies with the arms `dsgd-ac`, `dsgd` and `centralized`."""
+    return together(studies, _asked)
+
+
+def _asked(results: Results) -> list[Asked | Part]:
+    asked: list[Asked | Part] = []
     for control in ("dsgd", "centralized"):
         other = results.label(control)
         for name, measure in MEASURES.items():
@@ -59,14 +63,16 @@ def flatter(results: Results) -> list[Part]:
                 ours, theirs = (final(results, name, arm) for arm in ("dsgd-ac", control))
                 asked.append(lower(words, ours, theirs))
             else:
-                missing.append(unmeasured(words))
+                asked.append(unmeasured(words))
         for name in ALONG:
             words = f"smaller {MEASURES[name]} than {other}, at equal training loss"
             if all(len(path(results, name, arm)[0]) > 2 for arm in ("dsgd-ac", control)):
                 ours, theirs = at_equal_loss(results, name, "dsgd-ac", control)
                 asked.append(lower(words, ours, theirs, unit="log ratio"))
             else:
-                missing.append(unmeasured(words))
+                asked.append(unmeasured(words))
         gap = (final(results, "train_loss", arm) for arm in ("dsgd-ac", control))
         asked.append(higher(f"fits less than {other}: training loss", *gap, unit="nats", counts=False))
-    return decided(asked) + missing
+    if not any(isinstance(one, Asked) and one.counts for one in asked):
+        raise ConfigError(f"study {results.name!r} measured none of {', '.join(MEASURES)}")
+    return asked

@@ -27,7 +27,8 @@ SIZES = {"tiny": 8, "small": 10, "full": 10}
         "over a period that begins at an even slot, and with four nodes or more not over one that begins at an odd one."
     ),
     source=(
-        "Ying et al. 2021, Exponential graph is provably efficient (one-peer); Wang et al. 2024, arXiv:2410.11998 "
+        "Ying et al. 2021, Exponential graph is provably efficient (one-peer; that other n are not exact is our own "
+        "check); Wang et al. 2024, arXiv:2410.11998 "
         "(AER); the dependence on phase was found by multiplying the published schedule out"
     ),
     measured="the largest entry of |product of the rounds of a window − J|, for every window of a period",

@@ -26,7 +26,7 @@ from dissensus.experiments.results import Results
         "code reports), QG-DSGDm against DSGD with local heavy-ball momentum (both ATC, β = 0.9), Dirichlet(0.1) labels"
     ),
     rule="paired over seeds, Holm over the two accuracies, level 0.05; both count. Losses only inform",
-    budget={"tiny": "1 min", "small": "1 hour", "full": "a cluster: 6 runs of ResNet-20"},
+    budget={"tiny": "1 min", "small": "1 hour", "full": "a cluster: 10 runs of ResNet-20"},
     studies=("label-skew",),
 )
 def quasi_global_momentum(at: Evidence) -> list[Part]:
