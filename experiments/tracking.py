@@ -6,6 +6,7 @@ where it fails the run goes on without it and says so once, in its summary.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class WandB:
     """A run in the project of the study's name, in the group of its arm; `WANDB_MODE=offline` works as ever."""
 
     def __init__(self, path: Path, cell: Study, from_step: int | None) -> None:
-        import wandb
+        wandb: Any = importlib.import_module("wandb")
 
         (arm, _, seed), file = cell.only, path / WANDB_ID
         known = file.read_text(encoding="utf-8") if from_step is not None and file.exists() else None

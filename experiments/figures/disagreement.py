@@ -47,7 +47,9 @@ def consensus_figure(
                     curve.steps, curve.mean, color=look["color"], linestyle=(0, (1, 1)), linewidth=2.2,
                     label=rf"$\gamma$ of {label}",
                 )  # fmt: skip
-        bottom.legend(loc="center right", fontsize=8.5)
+        few = len(bottom.get_legend_handles_labels()[0]) <= 4
+        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.05), "fontsize": 7.5}
+        bottom.legend(**({"loc": "center right", "fontsize": 8.5} if few else beside))
         bottom.set(xlabel="step", ylabel="share", ylim=(-0.05, 1.1))
     return figure
 
@@ -69,13 +71,14 @@ def envelope_figure(
             hollow = {**look, "markerfacecolor": "none"}
             left.plot(curve.steps, shown, linestyle="none", markersize=9, markeredgewidth=1.1, **hollow)
         ring = Line2D([], [], color="#444444", linestyle="none", marker="o", markersize=9, markerfacecolor="none")
-        # among many grey lines there is no empty corner
-        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 3}
-        left.legend(
-            [*handles, ring],
-            [*labels, r"hollow: $\frac{1}{2}\mathrm{tr}(H\Sigma)$"],
-            **(below if background[0] else {}),
-        )
+        entries = ([*handles, ring], [*labels, r"hollow: $\frac{1}{2}\mathrm{tr}(H\Sigma)$"])
+        if background[0]:  # among many grey lines there is no empty corner
+            long = max(map(len, entries[1])) > 30
+            figure.legend(*entries, loc="outside lower center", ncols=2 if long else 4)
+            if (own := left.get_legend()) is not None:
+                own.remove()
+        else:
+            left.legend(*entries)
         left.set(
             title="Hessian-weighted envelope",
             xlabel="step",
@@ -101,7 +104,7 @@ def envelope_figure(
             ylabel=r"$d\,\mathrm{tr}(H\Sigma)\,/\,(\mathrm{tr}H\,\mathrm{tr}\Sigma)$",
             yscale="log",
         )
-        if right.get_legend_handles_labels()[0]:
+        if right.get_legend_handles_labels()[0] and not background[0]:
             right.legend()
     return figure
 

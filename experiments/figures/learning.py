@@ -40,7 +40,8 @@ def learning_figure(
                 draw_curve(ax, shown, label, look)
             ax.set(title=title, xlabel="step", ylabel=unit)
             shown = [Curve(c.steps, 100 * c.values) if percent else c for c in arms.values()]
-            ax.set_ylim(*_settled(shown))
+            low, high = _settled(shown)
+            ax.set_ylim(*((max(low, -1.0), min(high, 101.0)) if percent else (low, high)))  # a band may leave 0 to 100
         handles, _ = figure.axes[0].get_legend_handles_labels()
         figure.axes[0].legend(handles=[*handles, *background_entry(len(background[0]))])
     return figure
