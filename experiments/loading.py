@@ -75,7 +75,9 @@ def study_of(tree: Mapping[str, Any], origin: Mapping[Path_, str] | None = None)
 
 
 def _plain(value: Any) -> Any:
-    """What Python may hand over and JSON does not know: numbers of numpy, paths."""
+    """What Python may hand over and JSON does not know: whole sections, numbers of numpy, paths."""
+    if isinstance(value, BaseModel):
+        return resolved(value)
     return value.item() if hasattr(value, "item") else str(value)
 
 

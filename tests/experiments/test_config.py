@@ -141,3 +141,31 @@ def test_toml_refuses_what_it_has_no_value_for() -> None:
 
 def test_resolved_has_no_nulls() -> None:
     assert None not in flatten(resolved(load(arms=ARMS))).values()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.workers=true", r"--train\.workers: train\.workers: .*valid integer, got True"),
+        ("train.steps='40'", r"--train\.steps: train\.steps: .*valid integer, got '40'"),
+        ("decision.level='0.05'", r"--decision\.level: decision\.level: .*valid number, got '0\.05'"),
+        ("arms.ac.p=three", r"--arms\.ac\.p: \[arms\.ac\] .*parameter 'p': .*valid number, got 'three'"),
+        ("trian.steps=5", r"command line: --trian\.steps: unknown key 'trian'; did you mean 'train'"),
+    ],
+)
+def test_one_type_is_not_taken_for_another_and_the_command_line_is_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(overrides=[override], arms={"ac": {"algorithm": "dsgd-ac", "p": 2}})
+
+
+def test_what_python_hands_over_is_taken() -> None:
+    import numpy as np
+
+    study = load(arms={"ac": {"algorithm": "dsgd-ac", "p": 2}}, seeds=(0, 1), lr={"peak": np.float64(0.5)})
+    again = load(arms=study.arms, train=study.train, lr={"peak": 1})
+    assert (study.lr.peak, again.lr.peak, again.train) == (0.5, 1.0, study.train)
+
+
+def test_a_wrong_change_of_an_arm_has_the_place_of_that_arm() -> None:
+    with pytest.raises(ConfigError, match=r"\[arms\.ac\.changes\] topology\.name: unknown topology 'rng'"):
+        load(arms={"ac": {"algorithm": "dsgd-ac", "changes": {"topology.name": "rng"}}})

@@ -1,6 +1,9 @@
+import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +15,7 @@ import torch
 from dissensus.experiments.cell import Setup, draw_batches
 from dissensus.experiments.config import Study
 from dissensus.experiments.errors import ConfigError
-from dissensus.experiments.loading import load
+from dissensus.experiments.loading import load, write
 from dissensus.experiments.records import Run
 from dissensus.experiments.runner import Outcome, run_cell
 from dissensus.experiments.study import run_study
@@ -262,6 +265,36 @@ def test_ctrl_c_ends_the_processes_and_marks_their_cells(tmp_path: Path) -> None
         run_study(study, tmp_path, processes=2)
     found = [Run.read(p.parent).status for p in tmp_path.glob("tiny/*/summary.json")]
     assert found == ["interrupted"] * 2
+
+
+def test_a_study_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    """Nobody goes on with cells that whoever resumes the study would run, too."""
+    study = tiny("train.steps=100000", "probes.curvature_every=0", seeds=(0,))
+    write(study, tmp_path / "tiny.toml")
+    command = [sys.executable, "-m", "dissensus", "study", str(tmp_path / "tiny.toml"), "--out", str(tmp_path)]
+    quiet = ["--quiet", "--processes", "2"]
+    run = subprocess.Popen([*command, *quiet], start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while len(list(tmp_path.glob("tiny/*/metrics.jsonl"))) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        run.kill()
+        run.wait()
+        until = time.monotonic() + 10
+        while _lives(run.pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not _lives(run.pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+
+
+def _lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_a_study_needs_a_process() -> None:
