@@ -62,8 +62,8 @@ def study_files(name: str, scale: Scale) -> list[Path]:
 
 def load_studies(name: str, scale: Scale, places: Mapping[str, str] | None = None) -> list[Study]:
     """The study of that name at a scale, and its variants; `places` says where data sets are, by name."""
-    found = [load(file) for file in study_files(name, scale)]
-    if not places:
-        return found
-    moved = [(file, places.get(study.data.name)) for file, study in zip(study_files(name, scale), found, strict=True)]
-    return [load(file, [] if place is None else [f"data.path={place}"]) for file, place in moved]
+    found = [(file, load(file)) for file in study_files(name, scale)]
+    return [
+        load(file, [f"data.path={places[study.data.name]}"]) if places and study.data.name in places else study
+        for file, study in found
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from dissensus.experiments.claims.base import Part
 from dissensus.experiments.claims.verifying import Verified
+from dissensus.experiments.tables import probability
 
 HEAD = (
     "claim",
@@ -56,7 +57,7 @@ def rows(one: Verified) -> list[list[str]]:
             part.verdict if part.counts else f"({part.verdict})",
             number(part),
             _interval(part),
-            _probability(part.pvalue),
+            probability(part.pvalue),
             _count(part) if part.n is not None else "–",
         ]
         for part in one.parts
@@ -129,12 +130,6 @@ def _count(part: Part) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.3g}".replace("-", "−") if math.isfinite(value) else "–"
-
-
-def _probability(p: float | None) -> str:
-    if p is None:
-        return "–"
-    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
 def _cell(text: str) -> str:
