@@ -6,6 +6,7 @@ blocks. What is kept and how wide blocks are changes the time and, in the last b
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,9 +60,6 @@ class BatchSum:
         notes: what a reader has to know of the numbers.
     """
 
-    wide = 1
-    """The default width of a block where products are ruled by arithmetic."""
-
     def __init__(self, landscape: Landscape, block: int | None, memory: int) -> None:
         if block is not None and block < 1:
             raise ProbeError(f"block must be at least 1, got {block}; leave it out for the default")
@@ -99,14 +97,19 @@ class BatchSum:
         """The product with one vector (d,) or with every row of a block (k, d)."""
         check_vectors(type(self).__name__, self, v)
         with undisturbed():
-            rows = v.detach().clone().reshape(-1, self.size)
-            total = torch.zeros_like(rows)
+            given = v.detach().clone() if v.is_inference() else v.detach()
+            rows = given.reshape(-1, self.size)
+            total = torch.empty_like(rows, memory_format=torch.contiguous_format)
             for index, weight in enumerate(self.landscape.weights):
                 built = self._built(index)
                 width = self._width(built)
                 for start in range(0, len(rows), width):
-                    total[start : start + width].add_(_applied(built, rows[start : start + width]), alpha=weight)
-        if not torch.isfinite(total).all():
+                    at = 0
+                    for made in _applied(built, rows[start : start + width]):
+                        into = total[start : start + width, at : at + made.shape[1]]
+                        into.add_(made, alpha=weight) if index else torch.mul(made, weight, out=into)
+                        at += made.shape[1]
+        if not finite(total):
             raise ProbeError(self._not_finite())
         self._products += len(rows)
         return total.reshape(v.shape)
@@ -134,7 +137,7 @@ class BatchSum:
         convolves = any(p.dim() > 3 for p in self.landscape.model.parameters())
         if convolves:
             return CONVOLVED
-        return self.wide if self.landscape.most_samples * self.landscape.size > BATCHED_BELOW else 16
+        return 1 if self.landscape.most_samples * self.landscape.size > BATCHED_BELOW else 16
 
     def _not_finite(self) -> str:
         return "a product is not finite at this point"
@@ -159,9 +162,16 @@ class BatchSum:
         return built
 
 
-def _applied(built: Built, rows: Tensor) -> Tensor:
+def finite(rows: Tensor) -> bool:
+    """Whether all numbers are finite. One pass; each is looked at only where their sum is not."""
+    return math.isfinite(float(rows.sum())) or bool(torch.isfinite(rows).all())
+
+
+def _applied(built: Built, rows: Tensor) -> Sequence[Tensor]:
+    """A product, in pieces side by side where it comes so."""
+    pieces = getattr(built.product, "pieces", None)
     try:
-        return built.product(rows)
+        return (built.product(rows),) if pieces is None else pieces(rows)
     except RuntimeError as failure:
         if "modified by an inplace operation" in str(failure):
             raise ProbeError(OVERWRITTEN) from failure
@@ -173,7 +183,9 @@ def fastest_block(operator: BatchSum, sizes: Sequence[int] = (1, 4, 16, 64), rep
 
     Products in blocks of another size differ in rounding only.
     """
-    before, kept, best = operator._products, operator.block, (float("inf"), operator.block)
+    before = operator._products
+    operator.matvec(torch.ones(operator.size, dtype=operator.dtype, device=operator.device))  # building sets a width
+    kept, best = operator.block, (float("inf"), operator.block)
     for size in sizes:
         operator.block = size
         v = torch.ones(size, operator.size, dtype=operator.dtype, device=operator.device)

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from dissensus.probes.batch_sum import MEMORY, BatchSum, Built, fastest_block
+from dissensus.probes.batch_sum import CONVOLVED, MEMORY, BatchSum, Built, fastest_block
 from dissensus.probes.batches import Batches
 from dissensus.probes.errors import ProbeError
 from dissensus.probes.landscape import Landscape, Loss, Patterns
@@ -35,11 +35,13 @@ from dissensus.probes.untouched import Mode
 
 __all__ = ["Curvature", "fastest_block"]
 
+LEAST, WIDER, CACHED = 4, (8, 16), 16 << 20
+"""The width of a block of a recorded program: 4, and more where so many vectors times what was recorded take no more
+than so many bytes. Matrix products are merged, and what passes between them should not leave the cache (measured)."""
+
 
 class Curvature(BatchSum):
     """The Hessian of `loss(model, batch)` over weighted batches at the model's point, as a counted operator."""
-
-    wide = 8  # recorded programs merge vectors into larger matrix products; the other routes do not (measured)
 
     def __init__(
         self,
@@ -64,13 +66,16 @@ class Curvature(BatchSum):
         )
         super().__init__(landscape, block, memory)
         self.route, self._given = route, block is not None
+        self._open = block is None and route == DEFAULT
 
     def _build(self, index: int, *, lasting: bool) -> Built:
         if self.route == AUTO:
             self.route, self.block = fastest(self.landscape, index, self.block if self._given else None)
         built = build(self.landscape, index, self.route, lasting=lasting)
-        if built.route != DEFAULT and not self._given and self.block == self.wide:
-            self.block = 1
+        if built.route == DEFAULT and self._open:  # the block stays what it was for the first batch
+            fits = max((width for width in WIDER if width * built.bytes <= CACHED), default=LEAST)
+            self.block = min(fits, CONVOLVED) if self.block == CONVOLVED else fits
+        self._open = False
         return built
 
     @property

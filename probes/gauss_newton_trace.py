@@ -32,7 +32,7 @@ from dissensus.probes.graphs import Pullback
 from dissensus.probes.operator import dtype_name
 from dissensus.probes.sample_jacobians import APART, SampleJacobians
 from dissensus.probes.split import Split, split
-from dissensus.probes.taps import Tap, Taps, factors, inner, summed
+from dissensus.probes.taps import Tap, Taps, curved, factors, inner, summed
 from dissensus.probes.untouched import undisturbed
 
 MOST_OUTPUTS = 256
@@ -162,7 +162,7 @@ class Apart:
         inside, vectors = self._halves(1)
         found = images(torch.cat([self._units, vectors]))
         meets = _outside(found[width:], inside)
-        if not meets and not _combines(vectors, found):
+        if not meets and not _combines(vectors, found[:width], found[width:], self.draw):
             inside, vectors = self._halves(SURE)
             meets = _outside(images(vectors), inside)
         if meets:
@@ -191,25 +191,15 @@ class Apart:
         width = len(curves[0])
         inside, vectors = self._halves(1)
         ((_, pulled),) = self._gradients(self.taps, torch.cat([self._units, vectors]))
-        mixer = torch.cat([curves, vectors.sum(0)[:, None]], 1)
-        mixed, agree = list[Tensor](), True
-        for tap, gradient in zip(self.taps, pulled, strict=True):
-            rows = gradient.reshape(len(gradient), self.count, -1)
-            found = torch.bmm(mixer, rows[:width].transpose(0, 1))
-            mixed.append(found[:, :width].transpose(0, 1).reshape(width, *tap.made.shape))
-            agree = agree and _same(rows[width:].sum(0), found[:, width])
-        blocks: Iterable[tuple[int, list[Tensor]]] = [(0, [gradient[width:] for gradient in pulled])]
-        if not agree:
+        halves = [gradient[width:] for gradient in pulled]
+        units = [gradient[:width] for gradient in pulled]
+        blocks: Iterable[tuple[int, list[Tensor]]] = [(0, halves)]
+        if not all(_combines(vectors, unit, half, self.draw) for unit, half in zip(units, halves, strict=True)):
             inside, vectors = self._halves(SURE)
             blocks = self._gradients(self.taps, vectors)
         self.understood = self._understood(vectors, inside, blocks)
-        pairs = factors(self.taps, [gradient[:width] for gradient in pulled], self.count)
-        others = factors(self.taps, mixed, self.count)
-        return {
-            name: float(inner(pairs[name], others[name], self.landscape.shapes[name]).sum(dtype=torch.float64))
-            for name in pairs
-            if name in self.understood
-        }
+        found = curved(self.taps, units, curves, self.landscape.shapes)
+        return {name: float(each.sum(dtype=torch.float64)) for name, each in found.items() if name in self.understood}
 
     def _known_taps(self) -> list[Tap]:
         return [tap for tap in self.taps if tap.weight in self.understood or tap.bias in self.understood]
@@ -253,15 +243,10 @@ class Apart:
     def _gradients(self, taps: list[Tap], vectors: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
         """Blocks of vectors pulled back to what the layers made, with the number of their first vector."""
         made = [tap.made for tap in taps]
-        sizes = [t.numel() for t in made]
         back = Pullback(self.outputs.reshape(-1), made)
-        width = self._at_once(sum(sizes))
+        width = self._at_once(sum(t.numel() for t in made))
         for lo in range(0, len(vectors), width):
-            rows = back(vectors[lo : lo + width].reshape(-1, self.outputs.numel()))
-            yield (
-                lo,
-                [row.reshape(len(rows), *t.shape) for row, t in zip(rows.split(sizes, 1), made, strict=True)],
-            )
+            yield lo, back.apart(vectors[lo : lo + width].reshape(-1, self.outputs.numel()))
 
     def _one_by_one(self, names: list[str], vectors: Tensor, signs: Tensor) -> dict[str, float]:
         """The traces of some parameters from the Jacobian of each sample, which must add up to that of the batch."""
@@ -300,14 +285,16 @@ def _outside(images: Tensor, inside: Tensor) -> bool:
     return bool((images * (1 - inside)).any())
 
 
-def _combines(vectors: Tensor, images: Tensor) -> bool:
-    """Whether the last images, of these vectors, are the first ones, of the units, combined sample by sample.
+def _combines(vectors: Tensor, units: Tensor, images: Tensor, draw: torch.Generator) -> bool:
+    """Whether images, of these vectors, are those of the units combined sample by sample.
 
-    One random vector tells any two samples that meet, but rounding may say so, too: only a yes is trusted.
+    Both are looked at along one normal vector. It tells any two samples that meet, with probability one, but rounding
+    may say so, too: only a yes is trusted.
     """
-    width = vectors.shape[2]
-    combined = torch.bmm(vectors.sum(0)[:, None], images[:width].transpose(0, 1))
-    return _same(images[width:].sum(0), combined[:, 0])
+    size = images.numel() // (len(images) * vectors.shape[1])
+    along = torch.randn(size, generator=draw, dtype=images.dtype).to(images.device)
+    seen, unit = (rows.reshape(len(rows), -1, size) @ along for rows in (images, units))
+    return _same(seen.sum(0), (vectors.sum(0) * unit.T).sum(1))
 
 
 def _same(found: Tensor, truth: Tensor) -> bool:

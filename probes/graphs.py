@@ -18,21 +18,23 @@ class Pullback:
 
     def __call__(self, block: Tensor) -> Tensor:
         """The block (k, len y) pulled back to (k, len x): in one batched pass where the graph allows it."""
+        rows = [piece.reshape(len(block), -1) for piece in self.apart(block)]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+
+    def apart(self, block: Tensor) -> list[Tensor]:
+        """The same for every x on its own, each (k, ...) in its shape."""
         if self._together and len(block) > 1:
             try:
-                return self._joined(self._back(block, batched=True), len(block))
+                return [piece.detach() for piece in self._back(block, batched=True)]
             except RuntimeError:  # a backward that cannot be batched
                 self._together = False
-        return torch.cat([self._joined(self._back(v, batched=False), 1) for v in block])
+        single = [self._back(v, batched=False) for v in block]
+        return [torch.stack([piece.detach() for piece in pieces]) for pieces in zip(*single, strict=True)]
 
     def _back(self, v: Tensor, *, batched: bool) -> tuple[Tensor, ...]:
         return torch.autograd.grad(
             self._y, self._x, v, retain_graph=True, is_grads_batched=batched, allow_unused=True, materialize_grads=True
         )
-
-    def _joined(self, pieces: tuple[Tensor, ...], count: int) -> Tensor:
-        rows = [piece.detach().reshape(count, -1) for piece in pieces]
-        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
 
 def nodes_behind(*ends: Tensor) -> list[Any]:

@@ -62,23 +62,23 @@ class Landscape:
             """The share of each batch; they sum to one."""
             self.most_samples = max(leading(self.batches[index]) for index in range(len(self.batches)))
             """The longest first dimension of a batch."""
-        everything = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        self.names = _chosen(self.model, parameters)
-        """The names of the chosen parameters, in order."""
-        self.shapes = {name: everything[name].shape for name in self.names}
-        self._dtypes = {name: dtype or everything[name].dtype for name in self.names}
-        self._sizes = [everything[name].numel() for name in self.names]
-        self._fixed = {name: cast(p, dtype) for name, p in everything.items() if name not in self.shapes}
-        self._buffers = {name: cast(b.detach().clone(), dtype) for name, b in self.model.named_buffers()}
-        self.total_size = sum(p.numel() for p in everything.values())
-        """The length of a row that holds all parameters, chosen or not."""
-        self._columns = _columns(everything, self.shapes)
-        self.point = torch.cat([cast(everything[name], dtype).reshape(-1) for name in self.names])
-        """The point looked at, (d,)."""
-        self.notes: tuple[str, ...] = ()
-        """What a reader has to know of numbers from here."""
-        self._differentiates = False
-        self._check()
+            everything = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+            self.names = _chosen(self.model, parameters)
+            """The names of the chosen parameters, in order."""
+            self.shapes = {name: everything[name].shape for name in self.names}
+            self._dtypes = {name: dtype or everything[name].dtype for name in self.names}
+            self._sizes = [everything[name].numel() for name in self.names]
+            self._fixed = {name: cast(p, dtype) for name, p in everything.items() if name not in self.shapes}
+            self._buffers = {name: cast(b.detach().clone(), dtype) for name, b in self.model.named_buffers()}
+            self.total_size = sum(p.numel() for p in everything.values())
+            """The length of a row that holds all parameters, chosen or not."""
+            self._columns = _columns(everything, self.shapes)
+            self.point = torch.cat([cast(everything[name], dtype).reshape(-1) for name in self.names])
+            """The point looked at, (d,)."""
+            self.notes: tuple[str, ...] = ()
+            """What a reader has to know of numbers from here."""
+            self._differentiates = False
+            self._check()
 
     @property
     def size(self) -> int:
@@ -173,24 +173,23 @@ class Landscape:
             return float(self.valued(0, self.point))
 
     def _check(self) -> None:
-        """One look at the first batch, twice: a scalar, finite, repeatable, and touched by the parameters."""
-        with self.scope():
-            with _Attention() as seen, _overwriting():
-                first = self.at(0, self.point.clone().requires_grad_())
-            if seen.attends:
-                self.notes = ("attention runs on torch's mathematical kernel, which can be differentiated twice",)
-            if not isinstance(first, Tensor) or first.numel() != 1 or first.dim() > 1:
-                what = f"a tensor of shape {tuple(first.shape)}" if isinstance(first, Tensor) else type(first).__name__
-                raise ProbeError(f"loss(model, batch) must return one number as a tensor, got {what}; average it")
-            value = float(first.detach())
-            if not math.isfinite(value):
-                raise ProbeError(f"loss(model, batch) is {value} on batch 0 at this point: nothing to look at")
-            if not first.requires_grad:
-                raise ProbeError(
-                    "the loss does not depend on the chosen parameters: let loss(model, batch) use the model it is "
-                    "given, without detach, .item() or no_grad, and choose parameters that it uses"
-                )
-            again = self._again()
+        """One look at the first batch, twice, inside `scope()`: one number, finite, repeatable, moved by parameters."""
+        with _Attention() as seen, _overwriting():
+            first = self.at(0, self.point.clone().requires_grad_())
+        if seen.attends:
+            self.notes = ("attention runs on torch's mathematical kernel, which can be differentiated twice",)
+        if not isinstance(first, Tensor) or first.numel() != 1 or first.dim() > 1:
+            what = f"a tensor of shape {tuple(first.shape)}" if isinstance(first, Tensor) else type(first).__name__
+            raise ProbeError(f"loss(model, batch) must return one number as a tensor, got {what}; average it")
+        value = float(first.detach())
+        if not math.isfinite(value):
+            raise ProbeError(f"loss(model, batch) is {value} on batch 0 at this point: nothing to look at")
+        if not first.requires_grad:
+            raise ProbeError(
+                "the loss does not depend on the chosen parameters: let loss(model, batch) use the model it is "
+                "given, without detach, .item() or no_grad, and choose parameters that it uses"
+            )
+        again = self._again()
         if abs(value - again) > 100 * torch.finfo(first.dtype).eps * abs(value):
             raise ProbeError(
                 f"loss(model, batch) gave {value:.9g} and then {again:.9g} on the same batch: it draws "

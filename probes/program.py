@@ -12,6 +12,7 @@ may be merged: where one factor of a product is the same for all vectors, the bl
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,9 @@ LINEAR_IN: dict[Any, tuple[int, ...]] = {
 }
 """Operations that read other arguments only for a shape or a sign."""
 
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+"""Operations whose last two arguments' tangents make a tensor that is nobody else's."""
+
 _SPELT_OUT = get_decompositions([aten.native_group_norm, aten.native_group_norm_backward])
 """Operations without a forward derivative, recorded as the arithmetic they stand for."""
 
@@ -68,6 +72,8 @@ class Recorded:
     into: list[Any]
     """The slots of the arguments: a number, None for what stands still, a list for a list of tensors."""
     out: list[int | None]
+    own: frozenset[int] = frozenset()
+    """Arguments whose tangents nobody else reads, now or later: they may be written over."""
 
 
 class Program:
@@ -82,27 +88,42 @@ class Program:
                 steps.append(operation)
                 needed.update(slot for slot in tree_flatten(operation.into)[0] if slot is not None)
         steps.reverse()
-        last: dict[int, int] = {}
+        last, readers = dict[int, int](), Counter[int]()
         for at, operation in enumerate(steps):
-            last.update({slot: at for slot in tree_flatten(operation.into)[0] if slot is not None})
+            slots = [slot for slot in tree_flatten(operation.into)[0] if slot is not None]
+            last.update(dict.fromkeys(slots, at))
+            readers.update(slots)
+        fresh = {s for step in steps if step.call in PRODUCTS and step.into[-2:] != [None, None] for s in step.out}
+        fresh = {slot for slot in fresh if readers[slot] == 1 and slot != end}
+        for step in steps:
+            step.own = frozenset(i for i, slot in enumerate(step.into) if not isinstance(slot, list) and slot in fresh)
         self._start, self._end = start, end
         self._steps = [
             (rule(operation), operation.into, operation.out, [slot for slot, when in last.items() if when == at])
             for at, operation in enumerate(steps)
         ]
+        self._joined = _widths(steps[-1]) if steps else []
+        """The lengths of what the gradient is joined from, if that is the last step."""
         self.bytes = _held(steps)
         """What the recorded numbers take, at most."""
         still = [t for step in steps for t in tree_flatten(step.args)[0] if isinstance(t, Tensor)]
         self._versions = [(t, t._version) for t in {id(t): t for t in still}.values() if not t.is_inference()]
 
+    @torch.no_grad()
     def __call__(self, block: Tensor) -> Tensor:
         """The derivative of the gradient along every row."""
+        made = self.pieces(block)
+        return made[0] if len(made) == 1 else torch.cat(made, 1)
+
+    @torch.no_grad()
+    def pieces(self, block: Tensor) -> list[Tensor]:
+        """The same in its columns, side by side: a gradient is mostly joined from parameters, and need not be here."""
         if self._end is None:
-            return torch.zeros_like(block)
+            return [torch.zeros_like(block)]
         if any(t._version != version for t, version in self._versions):
             raise ProbeError(OVERWRITTEN)
         values: dict[int, Any] = {self._start: block}
-        for push, into, out, done in self._steps:
+        for push, into, out, done in self._steps[: -1 if self._joined else None]:
             made = push([_found(values, slot) for slot in into])
             if len(out) == 1:
                 values[out[0]] = made  # type: ignore[index]
@@ -111,7 +132,10 @@ class Program:
             for slot in done:
                 if slot != self._end:
                     del values[slot]
-        return values[self._end].reshape(block.shape)
+        if not self._joined:
+            return [values[self._end].reshape(block.shape)]
+        parts = zip(_found(values, self._steps[-1][1][0]), self._joined, strict=True)
+        return [block.new_zeros(len(block), width) if part is None else part for part, width in parts]
 
 
 def record(loss: Callable[[Tensor], Tensor], point: Tensor) -> tuple[list[Recorded], int, int | None]:
@@ -259,6 +283,11 @@ def _found(values: dict[int, Any], slot: Any) -> Any:
     if slot is None:
         return None
     return [_found(values, part) for part in slot] if isinstance(slot, list) else values[slot]
+
+
+def _widths(last: Recorded) -> list[int]:
+    rows = last.call is aten.cat.default and isinstance(last.made, Tensor) and last.made.dim() == 1
+    return [part.numel() for part in last.args[0]] if rows else []
 
 
 def _held(steps: Sequence[Recorded]) -> int:

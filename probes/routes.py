@@ -101,12 +101,7 @@ def _recorded(landscape: Landscape, index: int) -> Built:
     operations, start, end = record(loss, landscape.point.clone())
     with torch.no_grad():
         program = Program(operations, start, end, rule_of)
-
-    def product(block: Tensor) -> Tensor:
-        with torch.no_grad():
-            return program(block)
-
-    return Built(product, program.bytes)
+    return Built(program, program.bytes)
 
 
 def _forward_over_reverse(landscape: Landscape, index: int) -> Built:

@@ -87,10 +87,11 @@ def _pointwise(operation: Recorded) -> Push:
         )
     parts = [(i, slope, args[i].shape) for i, slope in zip(moving, slopes, strict=True)]
     dims, shape = made.dim(), made.shape
+    over = parts[0][0] in operation.own and parts[0][2] == shape
 
     def push(d: Any) -> Any:
         i, slope, own = parts[0]
-        total = _lifted(d[i], own, dims) * slope
+        total = d[i].mul_(slope) if over else _lifted(d[i], own, dims) * slope
         for i, slope, own in parts[1:]:
             total.addcmul_(_lifted(d[i], own, dims).expand(-1, *shape), slope.expand_as(total))
         return total

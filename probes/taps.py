@@ -9,7 +9,8 @@ several times (tied) have their positions joined.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,6 +97,36 @@ def inner(pairs: list[Pair], others: list[Pair], shape: torch.Size) -> Tensor:
     if t * (p + q) < p * q:
         return ((left @ left_2.mT) * (right @ right_2.mT)).sum((2, 3))
     return ((left.mT @ right) * (left_2.mT @ right_2)).sum((2, 3))
+
+
+def curved(
+    taps: list[Tap], units: Sequence[Tensor], curves: Tensor, shapes: Mapping[str, torch.Size]
+) -> dict[str, Tensor]:
+    r"""The numbers $\sum_{cc'} H_{ncc'} \langle g_{nc}, g_{nc'}\rangle$ (n,) of every weight and bias.
+
+    `units` holds, for every tap, the gradients (c, ...) of the outputs by what the layer made, and `curves` the H_n.
+    Where a layer is used once and at one position, the left factors' inner products are all that is needed, for weight
+    and bias together.
+    """
+    uses = Counter(name for tap in taps for name in (tap.weight, tap.bias))
+    found, left = dict[str, Tensor](), list[tuple[Tap, Tensor]]()
+    for tap, unit in zip(taps, units, strict=True):
+        once = all(uses[name] == 1 for name in (tap.weight, tap.bias) if name)
+        if tap.kind != "linear" or tap.read.shape[1] > 1 or not once:
+            left.append((tap, unit))
+            continue
+        rows = unit.flatten(2).transpose(0, 1)
+        form = (torch.bmm(rows, rows.mT) * curves).sum((1, 2))
+        if tap.weight:
+            found[tap.weight] = form * tap.read.square().sum((1, 2))
+        if tap.bias:
+            found[tap.bias] = form
+    others = [tap for tap, _ in left]
+    rest = [unit for _, unit in left]
+    mixed = [(curves @ unit.reshape(*curves.shape[1::-1], -1).transpose(0, 1)).transpose(0, 1) for unit in rest]
+    pairs = factors(others, rest, len(curves))
+    twins = factors(others, [m.reshape(u.shape) for m, u in zip(mixed, rest, strict=True)], len(curves))
+    return found | {name: inner(pairs[name], twins[name], shapes[name]).sum(0) for name in pairs}
 
 
 def _stacked(pairs: list[Pair], shape: torch.Size) -> Pair:

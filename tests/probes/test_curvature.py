@@ -209,15 +209,29 @@ def test_the_default_block_goes_by_the_work_and_the_route():
     def loss(m, b):
         return m(b).tanh().square().mean()
 
-    def after(**options):
-        op = Curvature(model, loss, [x], **options)
+    def after(batch, **options):
+        op = Curvature(model, loss, [batch], **options)
         op.matvec(torch.ones(1, op.size))
         return op.route, op.block
 
-    assert after() == ("recorded", 8)
-    assert after(route="double-backward") == ("double-backward", 1)
-    assert after(route="double-backward", block=8) == ("double-backward", 8)
-    assert Curvature(model, loss, [x[:9]]).block == 16
+    assert after(x[:9]) == ("recorded", 16)
+    assert after(x[:500]) == ("recorded", 8)
+    assert after(x) == ("recorded", 4)
+    assert after(x, block=16) == ("recorded", 16)
+    assert after(x, route="double-backward") == ("double-backward", 1)
+    assert after(x, route="double-backward", block=8) == ("double-backward", 8)
+    assert after(x[:9], route="double-backward") == ("double-backward", 16)
+
+
+def test_the_width_of_a_block_is_that_of_the_first_batch_for_good():
+    model, draw = nn.Linear(64, 50), torch.Generator().manual_seed(0)
+    few, many = (torch.randn(n, 64, generator=draw) for n in (9, 3000))
+    for batches, width in (([few, many], 16), ([many, few], 4)):
+        op = Curvature(model, lambda m, b: m(b).tanh().square().mean(), batches)
+        block = torch.randn(20, op.size, generator=draw)
+        first = op.matvec(block)
+        assert op.block == width
+        assert torch.equal(op.matvec(block), first)
 
 
 def test_the_fastest_block_leaves_the_operator_as_it_was(mlp):
