@@ -8,7 +8,7 @@ at that moment. Nothing here waits for long, and what comes of a letter says som
 |---|---|
 | `delivered` | lives |
 | `refused`: nobody listens there any more | is gone, for certain |
-| `unanswered` | is stopped, cut off or overloaded: nobody can tell |
+| `unanswered` | is stopped, cut off or overloaded, or this process was: nobody can tell |
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ class Letterbox:
         """Letters without it are not read; all of a run share one."""
         self.answer: Callable[[dict[str, Any]], Letter] = _nothing
         """What a letter is answered with, in a thread of the box."""
-        self.on_letter: Callable[[dict[str, Any]], bool] = _keep_it
-        """Called with every letter, in a thread of the box; says whether it is kept."""
+        self.takes: Callable[[dict[str, Any]], bool] = _anything
+        """Whether a letter is kept. Must not wait: the box stands still meanwhile."""
+        self.on_letter: Callable[[dict[str, Any]], object] = _nothing
+        """Called with every letter that is kept, once it can be read, in a thread of the box."""
         self.news = threading.Condition()
         self._kept: dict[tuple[str, int], dict[str, Any]] = {}
         slot = socket.create_server((listen, 0), backlog=256)
@@ -93,12 +95,15 @@ class Letterbox:
                 connection.settimeout(max(until - time.monotonic(), 0.01))
                 connection.sendall(text)
                 with connection.makefile("rb") as answers:
-                    answer = answers.readline(LONGEST)
-            return Posted("delivered", json.loads(answer))
-        except (ConnectionError, ValueError):  # nobody there, or somebody who keeps no box of this run
+                    line = answers.readline(LONGEST)
+        except ConnectionRefusedError:
             return Posted("refused", {})
         except OSError:
             return Posted("unanswered", {})
+        if not line:  # one that died, or that waited for this process too long
+            return Posted("unanswered", {})
+        answer = _object(line)
+        return Posted("refused", {}) if answer is None else Posted("delivered", answer)
 
     def send_all(
         self, places: Mapping[int, Place], letter: Letter, patience: float = ANSWERED_WITHIN
@@ -112,16 +117,18 @@ class Letterbox:
             return dict(zip(others, found, strict=True))
 
     def _deliver(self, letter: dict[str, Any]) -> dict[str, Any] | None:
-        """Takes a letter in; the answer, or None for one that is not of this run."""
+        """Takes a letter in; the answer, or None, which refuses one that is not of this run."""
         if not secrets.compare_digest(str(letter.pop("secret", "")), self.secret):
             return None
         kind, sender = letter.get("kind"), letter.get("from")
         if not isinstance(kind, str) or not isinstance(sender, int):
             return None
-        if self.on_letter(letter):
-            with self.news:
+        with self.news:
+            if taken := self.takes(letter):
                 self._kept[kind, sender] = letter
                 self.news.notify_all()
+        if taken:
+            self.on_letter(letter)
         return dict(self.answer(letter))
 
 
@@ -130,7 +137,7 @@ def _nothing(letter: dict[str, Any]) -> Letter:
     return {}
 
 
-def _keep_it(letter: dict[str, Any]) -> bool:
+def _anything(letter: dict[str, Any]) -> bool:
     del letter
     return True
 
@@ -178,11 +185,18 @@ def _read(connection: socket.socket, deliver: weakref.WeakMethod[Any]) -> None:
     with connection, suppress(OSError, ValueError):
         connection.settimeout(ANSWERED_WITHIN)
         with connection.makefile("rb") as letters:
-            letter = json.loads(letters.readline(LONGEST))
+            letter = _object(letters.readline(LONGEST))
         take_in = deliver()
-        answer = take_in(letter) if take_in is not None and isinstance(letter, dict) else None
-        if answer is not None:
-            connection.sendall(json.dumps(answer).encode() + b"\n")
+        answer = take_in(letter) if take_in is not None and letter is not None else None
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """What a letter or an answer says; None for what is neither."""
+    with suppress(ValueError):
+        said = json.loads(line)
+        return said if isinstance(said, dict) else None
+    return None
 
 
 def _close(slot: socket.socket) -> None:

@@ -85,10 +85,9 @@ class Membership:
         self.on_call: Callable[[], None] = _nothing
         """Called when the others want a new group, in another thread."""
         self._box, self._timeout, self._meets, self._heard_of = box, timeout, meets, 0
-        self._verdict: dict[str, Any] | None = None
         self.facts: Mapping[str, Any] = {}
         """What members have in common, for those that want to become one."""
-        box.on_letter, box.answer = self._on_letter, self._answer
+        box.takes, box.on_letter, box.answer = self._takes, self._on_letter, self._answer
 
     @property
     def called(self) -> bool:
@@ -101,7 +100,6 @@ class Membership:
         `step` and `count` say how far this process has come; `why` it wants another group, and whom it has lost.
         """
         while True:
-            self._verdict = None
             self.attempt = self._heard_of = max(self.attempt + 1, self._heard_of)
             own = {
                 "kind": HERE,
@@ -149,25 +147,28 @@ class Membership:
             **({"facts": self.facts} if letter["kind"] == VISIT else {}),
         }
 
-    def _on_letter(self, letter: dict[str, Any]) -> bool:
+    def _takes(self, letter: dict[str, Any]) -> bool:
+        number, before = letter["from"], self._box.letter(letter["kind"], letter["from"])
         if letter["kind"] == HERE:
-            number, place = letter["from"], Place(*letter["place"])
             later = letter["newcomer"] or letter["generation"] > self.now.generation
-            if not later and self.now.places.get(number) != place:
+            if not later and self.now.places.get(number) != Place(*letter["place"]):
                 return False  # somebody the others went on without
-            if letter["attempt"] > self._heard_of:
-                self._heard_of = letter["attempt"]
-                threading.Thread(target=self.on_call).start()
-        if letter["kind"] == VERDICT and letter["attempt"] == self.attempt:
-            self._verdict = letter
+        if letter["kind"] in (HERE, VERDICT) and before and before.get("place") == letter.get("place"):
+            return letter["attempt"] >= before["attempt"]  # letters may overtake each other
         return True
+
+    def _on_letter(self, letter: dict[str, Any]) -> None:
+        if letter["kind"] == HERE and letter["attempt"] > self._heard_of:
+            self._heard_of = letter["attempt"]
+            threading.Thread(target=self.on_call).start()
 
     def _met(self, meeting: _Attempt) -> dict[str, Any] | None:
         """The verdict of an attempt; None if a later one has begun."""
         until = time.monotonic() + self._timeout
         while not self.called:
-            if self._verdict is not None:
-                return self._verdict
+            for verdict in self._box.letters(VERDICT).values():
+                if verdict["attempt"] == self.attempt:
+                    return verdict
             meeting.tell()
             if meeting.overtaken:
                 return None
@@ -181,10 +182,10 @@ class Membership:
                     "their next step"
                 )
             if voters and min(voters) == self._box.number and (not missing or time.monotonic() > until):
-                self._verdict = verdict = self._decided(here, meeting.gone)
+                verdict = self._decided(here, meeting.gone)
                 self._box.send_all({q: Place(*one["place"]) for q, one in here.items()}, verdict)
-            else:
-                self._box.wait(0.1)
+                return None if self.called else verdict
+            self._box.wait(0.1)
         return None
 
     def _decided(self, here: Mapping[int, Mapping[str, Any]], gone: Collection[int]) -> dict[str, Any]:

@@ -155,11 +155,10 @@ def _let_gloo_finish() -> None:
     atexit.register(time.sleep, 0.02)
 
 
-def _on_letter(wire: weakref.ref[Peers], letter: dict[str, Any]) -> bool:
+def _on_letter(wire: weakref.ref[Peers], letter: dict[str, Any]) -> None:
     """One that ends makes all end at once."""
     heard = wire()
     if letter["kind"] == LAST_WORDS and heard is not None and not heard._ends and heard._interrupted is None:
         heard._interrupted = letter["from"]
         # no daemon: one that is in the transport when the interpreter ends would abort the process
         threading.Thread(target=heard.interrupt).start()
-    return True

@@ -54,15 +54,15 @@ class Reconnecting:
             store = _gloo.PrefixStore(f"dissensus/{members.generation}", store)
             store.set(f"here/{me}", "")
             asked = time.monotonic()
-            # gloo cannot be stopped once it connects: it does so when all are there
-            while not store.check([f"here/{q}" for q in numbers]):
+            while not (there := store.check([f"here/{q}" for q in numbers])) and not membership.called:
                 if time.monotonic() - asked > 1.0:
                     asked = time.monotonic()
                     if asked > until or not membership.lives(members):
-                        return None
-                if membership.called:
-                    return None
+                        break
                 time.sleep(ASKED_EVERY)
+            # gloo cannot be stopped once it connects: all do so or none, as the first of them finds
+            if store.compare_set("all", "", "connect" if there else "go away") != b"connect":
+                return None
             before = self._group(store, "been", been) if me in been and members.newcomers else None
             full = self._group(store, "full", numbers)
             return Groups(before if members.newcomers else full, full)

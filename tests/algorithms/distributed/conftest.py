@@ -1,6 +1,35 @@
-"""What lies in this folder can be imported by its name, by tests and by the processes they start."""
+"""What lies in this folder can be imported by its name, by tests and by the processes they start; crowds of members."""
 
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+from crowds import Clock, Crowd
+
+from dissensus.algorithms.engines.distributed import membership
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(membership, "PROBED_EVERY", 0.1)
+    monkeypatch.setattr(membership, "time", clock := Clock())
+    return clock
+
+
+@pytest.fixture
+def crowd(clock: Clock) -> Iterator[Callable[..., Crowd]]:
+    del clock
+    made: list[Crowd] = []
+
+    def make(n: int, **options: float) -> Crowd:
+        made.append(Crowd(n, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.threads.shutdown(cancel_futures=True)
+        one.gone(*range(one.n))

@@ -3,6 +3,7 @@
 import gc
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dissensus.algorithms.engines.distributed import letterbox
 from dissensus.algorithms.engines.distributed.last_words import LastWords, Words, reason_of
 from dissensus.algorithms.engines.distributed.letterbox import Letterbox, Place, own_address
 
@@ -70,7 +72,7 @@ def test_who_is_stopped_does_not_answer(mute: Place) -> None:
 def test_letters_of_another_run_are_not_read() -> None:
     one, other = Letterbox(0), Letterbox(1)
     heard: list[object] = []
-    other.on_letter = lambda letter: not heard.append(letter)
+    other.on_letter = heard.append
     assert one.send(other.place, HI).outcome == "refused"
     assert (heard, other.letters("hi")) == ([], {})
 
@@ -98,21 +100,65 @@ def test_somebody_else_at_that_place_is_not_the_receiver() -> None:
         assert one.send(Place(*slot.getsockname()), HI).outcome == "refused"
 
 
-def test_many_letters_take_as_long_as_one(mute: Place) -> None:
-    one, other, gone = boxes(3)
+@pytest.mark.parametrize("abrupt", [False, True])
+def test_one_that_hangs_up_may_live(abrupt: bool) -> None:
+    (one,) = boxes(1)
+    with socket.create_server(("127.0.0.1", 0)) as slot:
+
+        def hang_up() -> None:
+            connection, _ = slot.accept()
+            with connection:
+                connection.recv(1000)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", abrupt, 0))
+
+        threading.Thread(target=hang_up).start()
+        assert one.send(Place(*slot.getsockname()), HI).outcome == "unanswered"
+
+
+def test_many_letters_are_sent_at_once() -> None:
+    one, other, gone, third = boxes(4)
     gone.close()
-    all_places = {**places([one, other, gone]), 3: mute, 4: mute, 5: mute}
-    began = time.monotonic()
-    outcomes = {q: posted.outcome for q, posted in one.send_all(all_places, HI, patience=0.5).items()}
-    assert outcomes == {1: "delivered", 2: "refused", 3: "unanswered", 4: "unanswered", 5: "unanswered"}
-    assert time.monotonic() - began < 1.4, "one after the other would be at least 1.5 s"
+    both = threading.Barrier(2)  # neither answers before the other has its letter
+    other.answer = third.answer = lambda letter: {"order": both.wait(10.0)}
+    outcomes = {q: posted.outcome for q, posted in one.send_all(places([one, other, gone, third]), HI).items()}
+    assert outcomes == {1: "delivered", 2: "refused", 3: "delivered"}
 
 
 def test_a_letter_that_is_not_to_be_kept_is_not() -> None:
     one, other = boxes(2)
-    other.on_letter = lambda letter: letter["kind"] != "hi"
+    heard: list[object] = []
+    other.takes, other.on_letter = lambda letter: letter["kind"] != "hi", heard.append
     assert one.send(other.place, HI).outcome == "delivered"
-    assert other.letter("hi", 0) is None
+    assert (other.letter("hi", 0), heard) == (None, [])
+
+
+def test_a_letter_is_kept_before_anybody_hears_of_it() -> None:
+    one, other = boxes(2)
+    heard: list[object] = []
+    other.on_letter = lambda letter: heard.append(other.letter("hi", 0))
+    one.send(other.place, HI)
+    assert heard == [{**HI, "from": 0}]
+
+
+def test_a_sender_that_was_stopped_halfway_cannot_tell_who_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver has hung up meanwhile, but that is no sign of its death."""
+    one, other = boxes(2)
+    hung_up, read = threading.Event(), letterbox._read
+
+    def read_and_tell(*given: Any) -> None:
+        read(*given)
+        hung_up.set()
+
+    def stopped(*given: Any, **options: Any) -> socket.socket:
+        connection = connected(*given, **options)
+        assert hung_up.wait(10.0)
+        return connection
+
+    connected = socket.create_connection
+    monkeypatch.setattr(letterbox, "ANSWERED_WITHIN", 0.01)
+    monkeypatch.setattr(letterbox, "_read", read_and_tell)
+    monkeypatch.setattr(letterbox.socket, "create_connection", stopped)
+    assert one.send(other.place, HI, patience=3.0).outcome == "unanswered"
 
 
 def test_waiting_ends_with_a_letter() -> None:

@@ -1,98 +1,13 @@
 """Those that are left agree: members are threads here, with letterboxes and without a transport."""
 
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
+from crowds import SOON, Clock, Crowd, until
 
-from dissensus.algorithms.engines.distributed import letterbox, membership
-from dissensus.algorithms.engines.distributed.letterbox import Letterbox, Place
-from dissensus.algorithms.engines.distributed.membership import CALLED, LeftOutError, Members, Membership
-
-SOON = 30.0
-"""Seconds after which a thread that has not come to an end has failed."""
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letterbox, "ANSWERED_WITHIN", 0.3)
-    monkeypatch.setattr(Letterbox.send_all, "__defaults__", (0.3,))
-    monkeypatch.setattr(membership, "PROBED_EVERY", 0.1)
-
-
-class Crowd:
-    """n members, of whom any may be gone, stopped, stuck or anew."""
-
-    def __init__(self, n: int, timeout: float = 10.0) -> None:
-        self.n, self.timeout = n, timeout
-        self.boxes = [Letterbox(q) for q in range(n)]
-        for box in self.boxes:
-            box.secret = self.boxes[0].secret
-        self.places = {q: box.place for q, box in enumerate(self.boxes)}
-        self.members = [self.member(box, self.places) for box in self.boxes]
-        self.threads = ThreadPoolExecutor(n)
-        self.stack = ExitStack()
-
-    def member(self, box: Letterbox, places: dict[int, Place]) -> Membership:
-        return Membership(box, places, timeout=self.timeout, meets=lambda: Place(f"chosen by {box.number}", 1))
-
-    def gone(self, *numbers: int) -> None:
-        for q in numbers:
-            self.boxes[q].close()
-
-    def stopped(self, q: int) -> None:
-        """Its kernel takes letters, and nobody reads them."""
-        slot = self.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        for member in self.members:
-            known = {**member.now.places, q: Place(*slot.getsockname())}
-            member.commit(replace(member.now, places=dict(sorted(known.items()))))
-
-    def anew(self, q: int) -> Membership:
-        """The process is started again: another box, at another place."""
-        box = Letterbox(q)
-        box.secret = self.boxes[0].secret
-        self.boxes[q] = box
-        return self.member(box, {**self.places, q: box.place})
-
-    def comes(self, again: Membership) -> Future[Members]:
-        """It wants in, and all have heard of it."""
-        coming = self.threads.submit(again.agree, 0, 0, "started again", newcomer=True)
-        until = time.monotonic() + SOON
-        while not all(member.called for member in self.members if member._box.close.alive):
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        return coming
-
-    def agree(self, *numbers: int, steps: dict[int, int] | None = None) -> list[Members]:
-        """What these agree on, all together."""
-        return [f.result(SOON) for f in [self.begin(q, (steps or {}).get(q, 5)) for q in numbers]]
-
-    def begin(self, q: int, step: int = 5, **options: object) -> Future[Members]:
-        return self.threads.submit(self.members[q].agree, step, step, f"lost by {q}", **options)  # type: ignore[arg-type]
-
-    def commit(self, *found: Members) -> None:
-        for q in found[0].numbers:
-            self.members[q].commit(found[0])
-
-
-@pytest.fixture
-def crowd() -> Iterator[Callable[..., Crowd]]:
-    made: list[Crowd] = []
-
-    def make(n: int, **options: float) -> Crowd:
-        made.append(Crowd(n, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.threads.shutdown(cancel_futures=True)
-        one.stack.close()
-        one.gone(*range(one.n))
+from dissensus.algorithms.engines.distributed.letterbox import Place
+from dissensus.algorithms.engines.distributed.membership import CALLED, LeftOutError, Members
 
 
 def test_those_that_are_left_go_on_from_a_step_that_nobody_has_begun(crowd: Callable[..., Crowd]) -> None:
@@ -122,27 +37,25 @@ def test_one_that_is_stopped_is_not_waited_for(crowd: Callable[..., Crowd]) -> N
 def test_one_that_is_busy_is_waited_for(crowd: Callable[..., Crowd]) -> None:
     three = crowd(3, timeout=1000.0)
     early = [three.begin(0), three.begin(2)]
-    for _ in range(1000):
-        if three.members[1].called:
-            break
-        threading.Event().wait(0.01)
-    assert three.members[1].called, "it was told, and comes when it has time"
+    until(lambda: three.members[1].called)  # it was told, and comes when it has time
     assert not any(f.done() for f in early)
     assert {f.result(SOON).numbers for f in [*early, three.begin(1)]} == {(0, 1, 2)}
 
 
-def test_one_that_is_stuck_is_left_out_after_the_time_out_and_told_so(crowd: Callable[..., Crowd]) -> None:
-    three = crowd(3, timeout=0.5)
-    found = three.agree(0, 1)
+def test_one_that_is_stuck_is_left_out_after_the_time_out_and_told_so(
+    crowd: Callable[..., Crowd], clock: Clock
+) -> None:
+    three = crowd(3, timeout=1000.0)
+    found = three.agree_in_time(clock, 0, 1)
     assert {one.numbers for one in found} == {(0, 1)}
     three.commit(*found)
     with pytest.raises(LeftOutError, match=r"the others went on without process 2.*start it again"):
         three.members[2].agree(5, 0, "lost by 2")
 
 
-def test_who_was_left_out_does_not_disturb_the_others(crowd: Callable[..., Crowd]) -> None:
-    three = crowd(3, timeout=0.5)
-    three.commit(*three.agree(0, 1))
+def test_who_was_left_out_does_not_disturb_the_others(crowd: Callable[..., Crowd], clock: Clock) -> None:
+    three = crowd(3, timeout=1000.0)
+    three.commit(*three.agree_in_time(clock, 0, 1))
     with pytest.raises(LeftOutError):
         three.members[2].agree(5, 0, "lost by 2")
     assert not three.members[0].called
