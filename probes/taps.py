@@ -105,8 +105,7 @@ def curved(
     r"""The numbers $\sum_{cc'} H_{ncc'} \langle g_{nc}, g_{nc'}\rangle$ (n,) of every weight and bias.
 
     `units` holds, for every tap, the gradients (c, ...) of the outputs by what the layer made, and `curves` the H_n.
-    Where a layer is used once and at one position, the left factors' inner products are all that is needed, for weight
-    and bias together.
+    Where a layer is used once and at one position, the left factors say all, for weight and bias together.
     """
     uses = Counter(name for tap in taps for name in (tap.weight, tap.bias))
     found, left = dict[str, Tensor](), list[tuple[Tap, Tensor]]()
@@ -116,7 +115,7 @@ def curved(
             left.append((tap, unit))
             continue
         rows = unit.flatten(2).transpose(0, 1)
-        form = (torch.bmm(rows, rows.mT) * curves).sum((1, 2))
+        form = (torch.bmm(curves, rows) * rows).sum((1, 2))
         if tap.weight:
             found[tap.weight] = form * tap.read.square().sum((1, 2))
         if tap.bias:

@@ -67,7 +67,7 @@ def available(case: Case, batch: Batch) -> tuple[dict[str, Rows], dict[str, str]
             with mathematical():
                 found[name] = make(case, batch)
         except ImportError as error:
-            missing[name] = f"not installed: {error}"
+            missing[name] = f"not installed: {error}; pip install 'dissensus[bench-probes]'"
     return found, missing
 
 
