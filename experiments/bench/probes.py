@@ -20,7 +20,7 @@ Scale = Literal["small", "full"]
 PARTS = {
     "products": "dissensus.experiments.bench.probes_products:bench_products",
     "trace": "dissensus.experiments.bench.probes_estimates:bench_trace",
-    "eigenvalues": "dissensus.experiments.bench.probes_estimates:bench_eigenvalues",
+    "eigenvalues": "dissensus.experiments.bench.probes_eigenvalues:bench_eigenvalues",
     "end-to-end": "dissensus.experiments.bench.probes_estimates:bench_end_to_end",
     "coverage": "dissensus.experiments.bench.probes_estimates:bench_coverage",
 }

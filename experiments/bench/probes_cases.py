@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dissensus.experiments.data.digits import digits
+from dissensus.probes import Curvature
 
 Kind = Literal["digits", "images", "tokens"]
 Batch = tuple[Tensor, Tensor]
@@ -137,3 +138,12 @@ CASES = {
         Case("gpt 108k", "tokens", Gpt, 16, 20),
     )
 }
+MLPS = ("mlp 3k", "mlp 3k, relu")
+"""Small enough for a dense Hessian."""
+
+
+def dense_hessian(case: Case) -> tuple[Curvature, Tensor]:
+    """The Hessian of a case as an operator, and whole."""
+    operator = Curvature(case.model(), case.loss, [case.batch()])
+    matrix = operator.dense().detach()
+    return operator, (matrix + matrix.T) / 2

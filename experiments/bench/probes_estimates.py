@@ -2,9 +2,6 @@
 
 - `trace`: products until the error stays below 1 %, against Hutchinson's estimator (limit: four times fewer at the 90th
   percentile of seeds). The exact Gauss-Newton trace counts one product for each of its backward passes.
-- `eigenvalues`: products for the ten largest to 1e-3, against power iteration with deflation that is stopped by the
-  truth, which no user could do (limit: eight times fewer), and where it is installed against PyHessian, by its own rule
-  and at the first tolerance that brings 95 % of its seeds to 1e-3.
 - `end-to-end`: seconds from a model to a trace whose 95 % interval is at most 1 % wide to each side, against what peers
   need to be within 1 % as often as ours says it is, in 95 % of cases: a number of products that is found with the dense
   truth, which their user does not have (limit: five times faster).
@@ -13,9 +10,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,14 +19,13 @@ import torch
 from torch import Tensor
 
 from dissensus.experiments.bench import probes_peers
-from dissensus.experiments.bench.probes_cases import CASES, Case, perceptron
+from dissensus.experiments.bench.probes_cases import CASES, MLPS, Case, dense_hessian, perceptron
 from dissensus.experiments.bench.timing import interleaved
 from dissensus.experiments.threads import threads
-from dissensus.probes import Curvature, Matrix, hessian_trace, top_eigenvalues
+from dissensus.probes import Curvature, Matrix, hessian_trace
 from dissensus.probes.split_trace import Residual
 
 Row = dict[str, Any]
-MLPS = ("mlp 3k", "mlp 3k, relu")
 TARGET = 0.01
 MOST = 1000
 GRID = (26, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 200, 256, 320, 400)
@@ -51,7 +45,7 @@ def bench_trace(scale: str) -> Iterator[Row]:
     seeds = range(20)
     slow = ("deflated",) if scale == "small" else ("deflated", "hutch++", "xtrace")
     for name in MLPS:
-        operator, dense = _dense(CASES[name])
+        operator, dense = dense_hessian(CASES[name])
         truth = float(dense.double().trace())
         counts = {"hutchinson": [_hutchinson(dense, truth, seed) for seed in seeds]}
         counts["split"] = [_split(operator, truth, seed) for seed in seeds]
@@ -73,51 +67,12 @@ def bench_trace(scale: str) -> Iterator[Row]:
             }
 
 
-def bench_eigenvalues(scale: str) -> Iterator[Row]:
-    """Products for the ten largest eigenvalues to 1e-3, and the true error."""
-    seeds = range(3 if scale == "small" else 20)
-    for name in MLPS:
-        case = CASES[name]
-        _, dense = _dense(case)
-        truth = torch.linalg.eigvalsh(dense.double()).flip(0)[:10].numpy()
-        ours: list[tuple[int, float]] = []
-        for seed in seeds:
-            pairs = top_eigenvalues(Matrix(dense), 10, tol=1e-3, seed=seed)
-            ours.append((pairs[0].num_matvecs, _worst([p.value for p in pairs], truth)))
-        rival = [_power(dense, truth, seed) for seed in seeds]
-        row: Row = {
-            "part": "eigenvalues",
-            "case": name,
-            "ours": float(np.median([n for n, _ in ours])),
-            "ours, most": max(n for n, _ in ours),
-            "our error": max(e for _, e in ours),
-            "power iteration": float(np.median(rival)),
-            "limit": 8.0,
-        }
-        row["fewer"] = row["power iteration"] / row["ours"]
-        row["met"] = row["fewer"] >= 8 and row["our error"] <= 1e-3
-        try:
-            for tolerance in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6):
-                tried = [_pyhessian_eigenvalues(case, truth, tolerance, seed) for seed in range(20)]
-                spent, errors = [count for count, _ in tried], [error for _, error in tried]
-                if tolerance == 1e-3:
-                    row["PyHessian"], row["its error"] = float(np.median(spent)), float(np.quantile(errors, 0.95))
-                if np.quantile(errors, 0.95) <= 1e-3:
-                    row["PyHessian, to 1e-3"], row["at its tolerance"] = float(np.median(spent)), tolerance
-                    row["fewer than PyHessian, to 1e-3"] = row["PyHessian, to 1e-3"] / row["ours"]
-                    row["met"] = row["met"] and row["fewer than PyHessian, to 1e-3"] >= 8
-                    break
-        except ImportError:
-            row["PyHessian"] = row["its error"] = None
-        yield row
-
-
 def bench_end_to_end(scale: str) -> Iterator[Row]:
     """Seconds from a model and its batch to a guaranteed 1 % trace."""
     repeats = 5 if scale == "small" else 15
     for name in MLPS:
         case = CASES[name]
-        _, dense = _dense(case)
+        _, dense = dense_hessian(case)
         truth = float(dense.double().trace())
         model, batch = case.model(), case.batch()
 
@@ -174,7 +129,7 @@ def bench_coverage(scale: str) -> Iterator[Row]:
             for rtol in (0.1,) if scale == "small" else (0.1, 0.03):
                 yield _covered(operator, truth, label, method, rtol)
     for label, case in SPLIT.items():
-        operator, dense = _dense(case)
+        operator, dense = dense_hessian(case)
         for rtol in (0.01,) if scale == "small" else (0.01, 0.003):
             yield _covered(operator, float(dense.double().trace()), label, "split", rtol)
 
@@ -192,12 +147,6 @@ def _covered(operator: Any, truth: float, label: str, method: Any, rtol: float) 
         "limit": "0.90 to 0.99",
         "met": 0.90 <= held <= 0.99,
     }
-
-
-def _dense(case: Case) -> tuple[Curvature, Tensor]:
-    operator = Curvature(case.model(), case.loss, [case.batch()])
-    matrix = operator.dense().detach()
-    return operator, (matrix + matrix.T) / 2
 
 
 def _first_to_stay(estimates: np.ndarray, counts: np.ndarray, truth: float) -> float:
@@ -236,56 +185,6 @@ def _hutchinson_needed(dense: Tensor, truth: float) -> int:
     return math.ceil((1.96 / TARGET) ** 2 * variance / truth**2)
 
 
-def _worst(values: list[float], truth: np.ndarray) -> float:
-    return float(np.max(np.abs(np.array(values) - truth) / np.abs(truth)))
-
-
-def _power(dense: Tensor, truth: np.ndarray, seed: int) -> int:
-    """Products of power iteration with deflation, each eigenvalue stopped when it is truly within 1e-3."""
-    generator, found, spent = torch.Generator().manual_seed(seed), torch.zeros(0, len(dense)), 0
-    for value in truth:
-        v = torch.randn(len(dense), generator=generator)
-        for _ in range(300):
-            v = v - (found @ v) @ found
-            v = v / v.norm()
-            image = dense @ v
-            spent += 1
-            if abs(float(v @ image) - value) <= 1e-3 * abs(value):
-                break
-            v = image
-        found = torch.cat([found, (v / v.norm())[None]])
-    return spent
-
-
-def _pyhessian_eigenvalues(case: Case, truth: np.ndarray, tolerance: float, seed: int) -> tuple[int, float]:
-    """PyHessian's products and true error by its own rule at a tolerance."""
-    made, utils = _pyhessian(case)
-    spent, plain = [0], utils.hessian_vector_product
-
-    def counted(*args: Any) -> Any:
-        spent[0] += 1
-        return plain(*args)
-
-    module = probes_peers._imported("pyhessian.hessian")
-    module.hessian_vector_product = counted
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            values, _ = made.eigenvalues(maxIter=1000, tol=tolerance, top_n=10)
-    finally:
-        module.hessian_vector_product = plain
-    return spent[0], _worst(sorted(values, reverse=True), truth)
-
-
-def _pyhessian(case: Case) -> tuple[Any, Any]:
-    library, utils = probes_peers._imported("pyhessian"), probes_peers._imported("pyhessian.utils")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return library.hessian(
-            copy.deepcopy(case.model()), probes_peers.criterion, data=case.batch(), cuda=False
-        ), utils
-
-
 Plan = tuple[str, Any, tuple[int, int, str]]
 """Name, what to time, and how many products it needs, how many are timed, and how."""
 
@@ -293,7 +192,7 @@ Plan = tuple[str, Any, tuple[int, int, str]]
 def _pyhessian_trace(case: Case, dense: Tensor, truth: float) -> list[Plan]:
     """Its own loop over a few products, whose time is proportional to them; its setup is left out, in its favour."""
     needed = _hutchinson_needed(dense, truth)
-    timed, made = min(needed, 60), _pyhessian(case)[0]
+    timed, made = min(needed, 60), probes_peers.opened_pyhessian(case)[0]
     return [("PyHessian", lambda: made.trace(maxIter=timed, tol=0.0), (needed, timed, "from the true variance"))]
 
 
@@ -302,7 +201,7 @@ def _curvlinops_trace(case: Case, dense: Tensor, truth: float) -> list[Plan]:
 
     The operator is made in the timed call, as its documentation does, and once more without its own check of the data.
     """
-    library = probes_peers._imported("curvlinops")
+    library = probes_peers.imported("curvlinops")
     products, method = _hutchinson_needed(dense, truth), "hutchinson_trace"
     for rival in ("hutchpp_trace", "xtrace"):
         for budget in range(18, min(products, 600), 6):

@@ -20,7 +20,7 @@ Rows = Callable[[Tensor], Tensor]
 
 def pyhessian(case: Case, batch: Batch) -> Rows:
     """PyHessian with its graph of one batch, which it keeps between vectors."""
-    library, utils = _imported("pyhessian"), _imported("pyhessian.utils")
+    library, utils = imported("pyhessian"), imported("pyhessian.utils")
     model = copy.deepcopy(case.model())
     made = library.hessian(model, criterion, data=batch, cuda=False)
 
@@ -34,7 +34,7 @@ def pyhessian(case: Case, batch: Batch) -> Rows:
 
 def curvlinops(case: Case, batch: Batch) -> Rows:
     """Curvlinops' operator, which takes the block as a matrix."""
-    library = _imported("curvlinops")
+    library = imported("curvlinops")
     model = copy.deepcopy(case.model())
     flat = _Flattened(model)
     batches = [(batch[0], batch[1].flatten())]
@@ -46,9 +46,17 @@ def curvlinops(case: Case, batch: Batch) -> Rows:
 
 def hessian_eigenthings(case: Case, batch: Batch) -> Rows:
     """The operator of hessian-eigenthings."""
-    operators = _imported("hessian_eigenthings.operators.hessian")
+    operators = imported("hessian_eigenthings.operators.hessian")
     made = operators.HessianOperator(copy.deepcopy(case.model()), [batch], case.loss)
     return lambda block: torch.stack([made.matvec(v) for v in block])
+
+
+def opened_pyhessian(case: Case) -> tuple[Any, Any]:
+    """PyHessian's own object for a case, and the module its products are in."""
+    library, utils = imported("pyhessian"), imported("pyhessian.utils")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return library.hessian(copy.deepcopy(case.model()), criterion, data=case.batch(), cuda=False), utils
 
 
 PEERS: dict[str, Callable[[Case, Batch], Rows]] = {
@@ -90,7 +98,8 @@ class _Flattened(nn.Module):
         return self.model(x).flatten(0, -2)
 
 
-def _imported(name: str) -> Any:
+def imported(name: str) -> Any:
+    """A package that may be missing."""
     return importlib.import_module(name)
 
 
