@@ -19,7 +19,6 @@ that was cut off by a kill is passed over on reading; a broken line anywhere els
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -31,6 +30,7 @@ from typing import IO, Any, Literal
 
 from dissensus.experiments.config import Study
 from dissensus.experiments.errors import ConfigError
+from dissensus.experiments.json_values import plain
 from dissensus.experiments.loading import recorded, write, write_whole
 from dissensus.experiments.tracking import WANDB_ID, Tracking
 
@@ -131,7 +131,7 @@ class Recorder:
     def _append(self, stream: str, line: dict[str, Any]) -> None:
         line["wall_s"] = round(self.elapsed, 4)
         out = self._streams[stream]
-        line = _plain(line)
+        line = plain(line)
         out.write(json.dumps(line, allow_nan=False) + "\n")
         out.flush()
         if self.tracking is not None:
@@ -140,7 +140,7 @@ class Recorder:
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
     """Writes a whole JSON file or nothing: into a neighbour first, then moved over."""
-    write_whole(path, json.dumps(_plain(tree), indent=2, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(plain(tree), indent=2, allow_nan=False) + "\n")
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -251,16 +251,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a JSON object: remove its folder to run this cell again")
     return tree
-
-
-def _plain(value: Any) -> Any:
-    """Numbers that JSON has: numpy scalars become Python's, and what is not finite becomes null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "item") and not isinstance(value, str | bytes):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value

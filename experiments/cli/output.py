@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from dissensus.experiments.json_values import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def print_json(result: Mapping[str, Any]) -> None:
     """One JSON object on standard output; what JSON has no number for (infinity, NaN) becomes null."""
-    sys.stdout.write(json.dumps(_plain(result), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(plain(result), allow_nan=False) + "\n")
 
 
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
@@ -55,15 +56,3 @@ def shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(shown(v) for v in value) if value else "–"
     return str(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        value = value.item()
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
