@@ -35,7 +35,7 @@ from dissensus.probes.untouched import Mode
 
 __all__ = ["Curvature", "fastest_block"]
 
-LEAST, WIDER, CACHED = 4, (8, 16), 16 << 20
+LEAST, WIDER, CACHED = 4, (8, 16), 32 << 20
 """The width of a block of a recorded program: 4, and more where so many vectors times what was recorded take no more
 than so many bytes. Matrix products are merged, and what passes between them should not leave the cache (measured)."""
 

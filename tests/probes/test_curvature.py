@@ -215,8 +215,8 @@ def test_the_default_block_goes_by_the_work_and_the_route():
         return op.route, op.block
 
     assert after(x[:9]) == ("recorded", 16)
-    assert after(x[:500]) == ("recorded", 8)
-    assert after(x) == ("recorded", 4)
+    assert after(x) == ("recorded", 8)
+    assert after(x.repeat(2, 1)) == ("recorded", 4)
     assert after(x, block=16) == ("recorded", 16)
     assert after(x, route="double-backward") == ("double-backward", 1)
     assert after(x, route="double-backward", block=8) == ("double-backward", 8)
