@@ -97,8 +97,7 @@ class BatchSum:
         """The product with one vector (d,) or with every row of a block (k, d)."""
         check_vectors(type(self).__name__, self, v)
         with undisturbed():
-            given = v.detach().clone() if v.is_inference() else v.detach()
-            rows = given.reshape(-1, self.size)
+            rows = v.detach().reshape(-1, self.size)
             total = torch.empty_like(rows, memory_format=torch.contiguous_format)
             for index, weight in enumerate(self.landscape.weights):
                 built = self._built(index)

@@ -94,7 +94,7 @@ class Program:
             last.update(dict.fromkeys(slots, at))
             readers.update(slots)
         fresh = {s for step in steps if step.call in PRODUCTS and step.into[-2:] != [None, None] for s in step.out}
-        fresh = {slot for slot in fresh if readers[slot] == 1 and slot != end}
+        fresh = {slot for slot in fresh if readers[slot] == 1}
         for step in steps:
             step.own = frozenset(i for i, slot in enumerate(step.into) if not isinstance(slot, list) and slot in fresh)
         self._start, self._end = start, end

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dissensus.probes import Curvature, ProbeError, fastest_block
+from dissensus.probes import Curvature, GaussNewton, ProbeError, fastest_block
 from dissensus.probes.batch_sum import Built
 from dissensus.probes.routes import ROUTES
 
@@ -332,3 +332,17 @@ def test_an_infinite_second_derivative_is_refused():
     op = Curvature(model, lambda m, b: m(b).abs().pow(1.5).sum(), [torch.ones(1, 1).double()])
     with pytest.raises(ProbeError, match=r"a product with the Hessian is not finite"):
         op.matvec(torch.ones(1).double())
+
+
+def test_large_numbers_are_finite_though_their_sum_is_not():
+    op = Curvature(nn.Linear(4, 1, bias=False), lambda m, x: 1e38 * m(x).square().mean(), [torch.ones(1, 4)])
+    found = op.matvec(torch.full((4,), 0.3))
+    assert torch.allclose(found, torch.full((4,), 2.4e38))
+
+
+@pytest.mark.parametrize("kind", [Curvature, GaussNewton])
+def test_vectors_made_in_inference_mode_are_vectors(kind, mlp):
+    op = kind(*mlp)
+    with torch.inference_mode():
+        block = torch.ones(3, op.size, dtype=op.dtype)
+    assert torch.equal(op.matvec(block), op.matvec(torch.ones(3, op.size, dtype=op.dtype)))
