@@ -202,3 +202,32 @@ def test_memory_that_lies_in_the_points_is_kept_apart(monkeypatch: pytest.Monkey
         engine.step(batch(t))
         assert torch.equal(engine.state.x, before)
         torch.testing.assert_close(engine.state.g, (before - engine.x) / 0.5)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_move_writes_over_what_nobody_reads_again(in_place: bool) -> None:
+    """Only where the algorithm says so, and never over the points: a step that fails leaves them as they were."""
+    seen: dict[str, Tensor] = {}
+
+    class Handing(Divided):
+        def step(self, x: Tensor, state: Stateless, local: Local) -> Step[Stateless]:
+            g = yield Gradient(x)
+            seen["mixed"] = yield Mix(x)
+            seen["before"], seen["moved"] = seen["mixed"].clone(), local.move(seen["mixed"], g)
+            return local.move(x, g), state
+
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            if "moved" in seen:
+                raise RuntimeError("no")
+
+    Handing.in_place = in_place  # type: ignore[attr-defined]
+    start = torch.randn(N, Columns.of(Net()).size, dtype=torch.float64)
+    options: dict[str, Any] = {"topology": topology("ring", N), "optimizer": Failing, "start": start, "lr": 0.1}
+    engine = StackedEngine(Net().double(), loss, algorithm=Handing(), **options)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="no"):
+        engine.step(batch(0))
+    assert torch.equal(engine.x, start)
+    assert torch.equal(seen["mixed"], seen["before"]) != in_place
+    assert (seen["moved"].data_ptr() == seen["mixed"].data_ptr()) == in_place
