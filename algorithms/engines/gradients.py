@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dissensus.algorithms.engines.batches import micro_batches, of_leaves, rows_of
 from dissensus.algorithms.engines.randomness import PerWorker, global_state, without_drawing
 from dissensus.algorithms.engines.slots import Slots
-from dissensus.algorithms.engines.vectorised import Sinks, Vectorised
+from dissensus.algorithms.engines.vectorised import Sinks, Vectorised, by_rows
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.streams import stream_seed
 
@@ -189,8 +189,7 @@ class GradientRoute:
                 value = self._loss(of_leaves(batch, lambda _: next(given)))
                 return value, *(self._slots.left(name) for name in after)
 
-        # flat: `vmap` takes its time to look for tensors in trees
-        losses, *left = torch.vmap(one, randomness="different")(*held.values(), *leaves)
+        losses, *left = by_rows(one, *held.values(), *leaves)
         # the workers share no parameter, so the gradient of the sum holds each worker's own gradient in its row
         inputs, each = list(split.values()), torch.ones_like(losses)
         grads = torch.autograd.grad(losses, inputs, each, materialize_grads=True)

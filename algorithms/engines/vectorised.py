@@ -19,6 +19,7 @@ differentiates or vectorises by itself, nothing is taken over.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,9 +28,34 @@ from torch import Tensor
 from torch._C import _functorch as inside
 from torch.overrides import TorchFunctionMode
 
-NEEDED = ("_add_batch_dim", "_unwrap_batched", "maybe_current_level", "pop_dynamic_layer_stack")
-KNOWN = all(hasattr(inside, name) for name in (*NEEDED, "push_dynamic_layer_stack"))
-"""Whether torch can be asked for the stacked tensors below a `vmap`."""
+KNOWN = all(
+    hasattr(inside, name)
+    for name in (
+        *("_vmap_increment_nesting", "_vmap_decrement_nesting", "maybe_current_level"),
+        *("_add_batch_dim", "_remove_batch_dim", "_unwrap_batched"),
+        *("pop_dynamic_layer_stack", "push_dynamic_layer_stack"),
+    )
+)
+"""Whether torch has what `torch.vmap` is written with under the names that are used here."""
+
+
+def by_rows(function: Callable[..., tuple[Tensor, ...]], *stacked: Tensor) -> tuple[Tensor, ...]:
+    """`torch.vmap` of a function of tensors, workers first, without its search for tensors in whatever may be given."""
+    if not (KNOWN and _loaded()):
+        return torch.vmap(function, randomness="different")(*stacked)
+    n = len(stacked[0])
+    level = inside._vmap_increment_nesting(n, "different")
+    try:
+        found = function(*(inside._add_batch_dim(v, 0, level) for v in stacked))
+        return tuple(inside._remove_batch_dim(v, level, n, 0) for v in found)
+    finally:
+        inside._vmap_decrement_nesting()
+
+
+@cache
+def _loaded() -> bool:
+    """Lets `torch.vmap` load what it loads when it is first called."""
+    return bool(torch.vmap(torch.clone)(torch.ones(1)))
 
 
 class Sinks:
@@ -107,24 +133,27 @@ class _StackedLinear(torch.autograd.Function):
         flat = x.reshape(len(x), -1, x.shape[-1])
         if sinks is not None:
             sinks.used(weight)
-        ctx.save_for_backward(flat, weight)
-        ctx.sinks, ctx.shape, ctx.has_bias = sinks, x.shape, bias is not None
+            if bias is not None:
+                sinks.used(bias)
+        ctx.save_for_backward(flat, weight, bias)
+        ctx.sinks, ctx.shape = sinks, x.shape
         across = weight.transpose(1, 2)
         out = torch.bmm(flat, across) if bias is None else torch.baddbmm(bias[:, None], flat, across)
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        flat, weight = ctx.saved_tensors
+        flat, weight, bias = ctx.saved_tensors
         g = grads[0].reshape(len(weight), flat.shape[1], weight.shape[1])
         of_x = torch.bmm(g, weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
-        of_weight = None
+        of_weight = of_bias = None
         if ctx.needs_input_grad[1]:
             place = ctx.sinks.place(weight) if ctx.sinks is not None else None
             if place is not None and not place.is_contiguous():
                 place = None  # torch would go through the workers one by one
             of_weight = torch.bmm(g.transpose(1, 2), flat, out=place)
-        of_bias = g.sum(dim=1) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        if ctx.needs_input_grad[2]:
+            of_bias = torch.sum(g, dim=1, out=ctx.sinks.place(bias) if ctx.sinks is not None else None)
         return of_x, of_weight, of_bias, None
 
 
