@@ -2,8 +2,9 @@ r"""One round of exchange between stacked workers: the rows of $W_t V$ for a ten
 
 Few routes, one result: nothing to do when nobody speaks; runs of rows moved towards runs of senders when every worker
 hears at most one other (read twice, written once), or a gather where these have no order; a ring and its like by
-shifted slices, short rows by a lookup; otherwise a dense or a sparse product, whichever is faster by a measured rule. The route of a round is
-found once and kept as long as the schedule repeats. A tensor is best given in strips that fit into the cache.
+shifted slices, its short rows by a lookup; otherwise a dense or a sparse product, whichever is faster by a measured
+rule. The route of a round is found once and kept as long as the schedule repeats. A tensor is best given in strips that
+fit into the cache.
 """
 
 from __future__ import annotations
