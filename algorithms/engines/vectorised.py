@@ -58,6 +58,10 @@ def _loaded() -> bool:
     return bool(torch.vmap(torch.clone)(torch.ones(1)))
 
 
+ONE_BY_ONE = 1 << 14
+"""Gradients that do not lie side by side are computed one after the other by torch: well enough from that size on."""
+
+
 class Sinks:
     """Where the gradients of parameters go: `(n, *shape)` views by the memory of the parameter's stacked values."""
 
@@ -149,8 +153,8 @@ class _StackedLinear(torch.autograd.Function):
         of_weight = of_bias = None
         if ctx.needs_input_grad[1]:
             place = ctx.sinks.place(weight) if ctx.sinks is not None else None
-            if place is not None and not place.is_contiguous():
-                place = None  # torch would go through the workers one by one
+            if place is not None and not place.is_contiguous() and place[0].numel() < ONE_BY_ONE:
+                place = None
             of_weight = torch.bmm(g.transpose(1, 2), flat, out=place)
         if ctx.needs_input_grad[2]:
             of_bias = torch.sum(g, dim=1, out=ctx.sinks.place(bias) if ctx.sinks is not None else None)

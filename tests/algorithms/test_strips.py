@@ -65,6 +65,7 @@ def decay(name: str, shape: torch.Size) -> dict[str, float]:
 
 def cut(monkeypatch: pytest.MonkeyPatch, own: int, strip: int) -> None:
     monkeypatch.setattr(layout, "OWN_BLOCK", own)
+    monkeypatch.setattr(layout, "TOGETHER", 0)
     monkeypatch.setattr(layout, "STRIP", strip)
 
 
@@ -108,6 +109,17 @@ def test_columns_go_into_blocks_and_come_back(monkeypatch: pytest.MonkeyPatch) -
         assert covered == [(k, c) for k, b in enumerate(laid.blocks) for c in range(b.width)]
         if not columnwise:
             assert laid.strips[0].width == columns.size
+
+
+def test_few_numbers_lie_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = Columns.of(Net())
+    plain: list[Any] = [{}] * len(columns.names)
+    decaying = [decay(name, shape) for name, shape in zip(columns.names, columns.shapes, strict=True)]
+    monkeypatch.setattr(layout, "OWN_BLOCK", 20)
+    for more, options, expected in ((-1, plain, 3), (0, plain, 1), (0, decaying, 2)):
+        monkeypatch.setattr(layout, "TOGETHER", N * columns.size + more)
+        laid = Layout.of(N, columns, options, columnwise=True)
+        assert (len(laid.blocks), len(laid.strips)) == (expected, expected)
 
 
 class Divided:

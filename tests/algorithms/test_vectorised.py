@@ -104,6 +104,19 @@ def test_gradients_are_written_where_they_stay() -> None:
         assert value.data_ptr() == place.data_ptr(), name
 
 
+def test_large_gradients_are_written_where_workers_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectorised, "ONE_BY_ONE", 12)
+    g = torch.Generator().manual_seed(0)
+    x, room = torch.randn(N, B, 4, generator=g), torch.zeros(N, 20)
+    for rows, written in ((3, True), (2, False)):
+        w, place = torch.randn(N, rows, 4, generator=g).requires_grad_(), room[:, : 4 * rows].view(N, rows, 4)
+        with Vectorised(Sinks({"w": w}, {"w": place})):
+            losses = torch.vmap(lambda w, x: F.linear(x, w).square().sum())(w, x)
+        (found,) = torch.autograd.grad(losses.sum(), [w])
+        assert (found.data_ptr() == place.data_ptr()) == written
+        torch.testing.assert_close(found, torch.autograd.grad((x @ w.mT).square().sum(), [w])[0])
+
+
 def test_a_weight_of_two_layers_is_not_written_in_place() -> None:
     found = gradients(Twice().double(), vectorised=True, shape=(5,))
     assert found["layer.weight"][0].data_ptr() != found["layer.weight"][1].data_ptr()
