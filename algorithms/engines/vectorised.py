@@ -38,6 +38,12 @@ KNOWN = all(
 )
 """Whether torch has what `torch.vmap` is written with under the names that are used here."""
 
+ONE_BY_ONE = 1 << 14
+"""Gradients that do not lie side by side are computed one after the other by torch: well enough from that size on."""
+
+FEW_CLASSES = 16
+"""Scores of fewer classes do not fill a register of the processor: torch is faster where samples lie side by side."""
+
 
 def by_rows(function: Callable[..., tuple[Tensor, ...]], *stacked: Tensor) -> tuple[Tensor, ...]:
     """`torch.vmap` of a function of tensors, workers first, without its search for tensors in whatever may be given."""
@@ -56,10 +62,6 @@ def by_rows(function: Callable[..., tuple[Tensor, ...]], *stacked: Tensor) -> tu
 def _loaded() -> bool:
     """Lets `torch.vmap` load what it loads when it is first called."""
     return bool(torch.vmap(torch.clone)(torch.ones(1)))
-
-
-ONE_BY_ONE = 1 << 14
-"""Gradients that do not lie side by side are computed one after the other by torch: well enough from that size on."""
 
 
 class Sinks:
@@ -206,6 +208,8 @@ def _cross_entropy(
         n, shape = len(labels), labels.shape
         if scores.ndim > 2:
             scores, labels = scores.flatten(0, 1), labels.flatten(0, 1)
+        if scores.ndim == 2 and scores.shape[1] < FEW_CLASSES:
+            scores, labels = scores.t()[None], labels[None]  # one sample with many positions
         options = {"ignore_index": ignore_index, "reduction": "none", "label_smoothing": label_smoothing}
         found = F.cross_entropy(scores, labels, **options)
         if reduction == "none":

@@ -151,9 +151,13 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.parametrize("few", [4, 16])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("shape", SCORES.values(), ids=SCORES.keys())
-def test_cross_entropy_is_that_of_each_worker(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+def test_cross_entropy_is_that_of_each_worker(
+    shape: tuple[int, ...], options: dict[str, Any], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectorised, "FEW_CLASSES", few)
     g = torch.Generator().manual_seed(0)
     z = torch.randn(N, *shape, generator=g, dtype=torch.float64).requires_grad_()
     lead = shape[:1] if len(shape) > 1 else ()
