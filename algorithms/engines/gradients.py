@@ -13,17 +13,18 @@ fastest. A step may be cut into micro-batches: the gradient is then their mean, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dissensus.algorithms.engines.batches import micro_batches, rows_of
-from dissensus.algorithms.engines.randomness import PerWorker, default_generator, global_state
-from dissensus.algorithms.engines.vectorised import Sinks, Vectorised
+from dissensus.algorithms.engines.batches import micro_batches, of_leaves, rows_of
+from dissensus.algorithms.engines.randomness import PerWorker, global_state, without_drawing
+from dissensus.algorithms.engines.slots import Slots
+from dissensus.algorithms.engines.vectorised import Sinks, Vectorised, by_rows
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.streams import stream_seed
 
@@ -43,21 +44,6 @@ class Found(NamedTuple):
 
     losses: Tensor
     buffers: Stacked
-
-
-class _Objective(nn.Module):
-    """The loss of a model on a batch as a module, so that `functional_call` can put parameters in its place."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model, self.loss = model, loss
-
-    def forward(self, batch: Any) -> Tensor:
-        value = self.loss(self.model, batch)
-        if not isinstance(value, Tensor) or value.ndim != 0:
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise AlgorithmError(f"loss(model, batch) must return a scalar tensor, got {got}; take the mean")
-        return value
 
 
 @dataclass
@@ -88,7 +74,7 @@ class GradientRoute:
             raise AlgorithmError(
                 f"autocast must be torch.bfloat16, got {self.autocast}: other precisions need their losses scaled"
             )
-        self._objective = _Objective(self.model, self.loss)
+        self._slots = Slots(self.model)
         self._parameters = dict(self.model.named_parameters())
         self._scratch: Stacked = {}
 
@@ -131,15 +117,13 @@ class GradientRoute:
 
     def _loop(self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, key: tuple[int, ...]) -> Found:
         first = next(iter(at.values()))
+        if not self._draws:
+            found = without_drawing(lambda: self._loop_once(at, out, buffers, batch, lambda _: None), first.device)
+            if found is not None:
+                return found
+            self._draws = True
+        seeds = self._seeds(key, 0, len(first))
         with global_state(first.device) as reseed:
-            if not self._draws:
-                reseed(0)
-                before = default_generator(first.device).get_state()
-                found = self._loop_once(at, out, buffers, batch, lambda _: None)
-                if torch.equal(before, default_generator(first.device).get_state()):
-                    return found
-                self._draws = True
-            seeds = self._seeds(key, 0, len(first))
             return self._loop_once(at, out, buffers, batch, lambda i: reseed(seeds[i]))
 
     def _loop_once(self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, ready: Callable[[int], Any]) -> Found:
@@ -151,8 +135,13 @@ class GradientRoute:
             ready(i)
             for p, value in zip(inputs, own, strict=True):
                 p.data = value
-            with _holding(self.model, {name: b[i] for name, b in after.items()}), self._casting(own[0]):
-                loss = self._objective(rows_of(batch, i))
+            mine = {name: b[i] for name, b in after.items()}
+            with self._slots.holding(mine), self._casting(own[0]):
+                loss = self._loss(rows_of(batch, i))
+                for name, b in mine.items():
+                    left = self._slots.left(name)
+                    if left is not b and left is not None:
+                        b.copy_(left.detach())
             grads = torch.autograd.grad(loss, inputs, materialize_grads=True)
             for place, g in zip(room, grads, strict=True):
                 place.copy_(g)
@@ -178,35 +167,44 @@ class GradientRoute:
     ) -> Found:
         """The workers lo, lo + 1, ... in one vmap; once more under `PerWorker` if random numbers are drawn."""
         first = next(iter(at.values()))
-        with global_state(first.device) as reseed:
-            if not self._draws:
-                reseed(0)
-                before = default_generator(first.device).get_state()
-                found = self._vmap_once(at, out, buffers, batch)
-                if torch.equal(before, default_generator(first.device).get_state()):
-                    return found
-                self._draws = True
-            with PerWorker(self._seeds(key, lo, lo + len(first)), first.device):
-                return self._vmap_once(at, out, buffers, batch)
+        if not self._draws:
+            found = without_drawing(lambda: self._vmap_once(at, out, buffers, batch), first.device)
+            if found is not None:
+                return found
+            self._draws = True
+        with global_state(first.device), PerWorker(self._seeds(key, lo, lo + len(first)), first.device):
+            return self._vmap_once(at, out, buffers, batch)
 
     def _vmap_once(self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any) -> Found:
         split = {name: v.detach().requires_grad_() for name, v in at.items()}
         after = {name: b.clone() for name, b in buffers.items()}
+        leaves: list[Tensor] = []
+        of_leaves(batch, lambda leaf: leaves.append(leaf) or leaf)
+        held = {**split, **after}
+        mode, casting = Vectorised(Sinks(split, out)), self._casting(next(iter(split.values())))
 
-        def one(parameters: Stacked, own: Stacked, leaf: Any) -> tuple[Tensor, Stacked]:
-            given = {f"model.{k}": v for k, v in (*parameters.items(), *own.items())}
-            value = torch.func.functional_call(self._objective, given, (leaf,))
-            return value, {name: given[f"model.{name}"] for name in own}
+        def one(*own: Tensor) -> tuple[Tensor, ...]:
+            given = iter(own[len(held) :])
+            with self._slots.holding(dict(zip(held, own, strict=False))), mode, casting:
+                value = self._loss(of_leaves(batch, lambda _: next(given)))
+                return value, *(self._slots.left(name) for name in after)
 
-        first = next(iter(at.values()))
-        with Vectorised(Sinks(split, out), len(first)), self._casting(first):
-            losses, after = torch.vmap(one, randomness="different")(split, after, batch)
+        losses, *left = by_rows(one, *held.values(), *leaves)
         # the workers share no parameter, so the gradient of the sum holds each worker's own gradient in its row
-        grads = torch.autograd.grad(losses.sum(), list(split.values()), materialize_grads=True)
+        inputs, each = list(split.values()), torch.ones_like(losses)
+        grads = torch.autograd.grad(losses, inputs, each, materialize_grads=True)
         for place, g in zip(out.values(), grads, strict=True):
             if g.data_ptr() != place.data_ptr():
                 place.copy_(g)
-        return Found(losses.detach(), {k: b.detach() for k, b in after.items()})
+        return Found(losses.detach(), {name: b.detach() for name, b in zip(after, left, strict=True)})
+
+    def _loss(self, batch: Any) -> Tensor:
+        """The loss of the model with what hangs in it on the batch of one worker."""
+        value = self.loss(self.model, batch)
+        if not isinstance(value, Tensor) or value.ndim != 0:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise AlgorithmError(f"loss(model, batch) must return a scalar tensor, got {got}; take the mean")
+        return value
 
     def _fastest(
         self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, key: tuple[int, ...]
@@ -241,21 +239,3 @@ def _clock(run: Callable[..., Found], where: Tensor, *arguments: Any, worth: flo
         if laps[0] > max(worth, PATIENCE):
             return laps[0]
     return min(laps[1:])
-
-
-@contextmanager
-def _holding(model: nn.Module, rows: Mapping[str, Tensor]) -> Iterator[None]:
-    """Puts a worker's buffers into the model; what it leaves there, in place or as new tensors, ends up in `rows`."""
-    owners = {name: _owner(model, name) for name in rows}
-    for name, (owner, leaf) in owners.items():
-        owner._buffers[leaf] = rows[name]
-    yield
-    for name, (owner, leaf) in owners.items():
-        left = owner._buffers[leaf]
-        if left is not rows[name] and left is not None:
-            rows[name].copy_(left.detach())
-
-
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return model.get_submodule(path), leaf

@@ -1,6 +1,7 @@
 r"""Where the numbers of n stacked workers lie: blocks that belong to parameters, and strips that fit into a cache.
 
-A **block** is an (n, c) tensor: the rows are workers, the columns one large parameter, or all the small ones together.
+A **block** is an (n, c) tensor: the rows are workers, the columns one large parameter, or all the small ones together
+(all of them, where they fit into a cache together).
 A parameter of all workers is therefore a view (n, *shape) of its block, and a gradient can be written where it stays.
 
 A **strip** is a run of columns of one block. Nothing couples columns between a gradient and the next but `Norm`, so the
@@ -28,6 +29,8 @@ OWN_BLOCK = 1 << 14
 """From so many numbers on a parameter has a block of its own."""
 STRIP = 1 << 20
 """Numbers in a strip over all workers: few enough for the cache of a CPU, enough to hide the calls."""
+TOGETHER = 1 << 20
+"""So few numbers of all workers are one block and one strip: they fit into the cache, and a move is one call."""
 MESSAGE = 1 << 17
 """A strip that travels has at least so many columns."""
 
@@ -101,7 +104,8 @@ class Layout:
             if own not in groups:
                 groups.append(own)
             of_part.append(groups.index(own))
-        own_block = columns.size + 1 if travelling else OWN_BLOCK
+        together = travelling or size * columns.size <= TOGETHER
+        own_block = columns.size + 1 if together else OWN_BLOCK
         chosen = _by_size(columns, of_part, own_block) if columnwise else [list(range(len(columns.names)))]
         starts = [sum(columns.counts[:i]) for i in range(len(columns.names))]
         blocks, strips = [], []

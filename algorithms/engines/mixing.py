@@ -2,8 +2,9 @@ r"""One round of exchange between stacked workers: the rows of $W_t V$ for a ten
 
 Few routes, one result: nothing to do when nobody speaks; runs of rows moved towards runs of senders when every worker
 hears at most one other (read twice, written once), or a gather where these have no order; a ring and its like by
-shifted slices; otherwise a dense or a sparse product, whichever is faster by a measured rule. The route of a round is
-found once and kept as long as the schedule repeats. A tensor is best given in strips that fit into the cache.
+shifted slices, its short rows by a lookup; otherwise a dense or a sparse product, whichever is faster by a measured
+rule. The route of a round is found once and kept as long as the schedule repeats. A tensor is best given in strips that
+fit into the cache.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from dissensus.theory.exchange import OnePeer, Run, plan
 from dissensus.theory.mixing import MixingMatrix
@@ -26,6 +28,8 @@ DENSE_UNTIL, MOST_SHIFTS = 12, 7
 ROWS_PER_RUN = 4
 """Shorter runs than this on average are not worth the calls, unless rows are long."""
 LONG_ROW = 1 << 13
+SHORT_ROW = 1 << 14
+"""Up to so many numbers in a row, a lookup of weighted rows (`embedding_bag`) beats shifted slices on a CPU."""
 
 Round = Callable[[Tensor], Tensor]
 
@@ -58,7 +62,14 @@ def round_of(w: MixingMatrix, dtype: torch.dtype, device: torch.device) -> Round
         return _one_peer(one_peer, dtype, device)
     shifts = _shifts(w)
     if shifts is not None:
-        return lambda value: _shifted(shifts, value)
+        looked_up = _looked_up(w, dtype, device) if (dtype, device.type) == (torch.float32, "cpu") else None
+
+        def few_heard(value: Tensor) -> Tensor:
+            if looked_up is not None and value.shape[1] <= SHORT_ROW:
+                return looked_up(value)
+            return _shifted(shifts, value)
+
+        return few_heard
     if weights.nnz >= DENSE_SHARE * n * n:
         dense = torch.from_numpy(w.dense()).to(device, dtype)
         return lambda value: dense @ value
@@ -99,6 +110,14 @@ def _shifted(shifts: Sequence[tuple[slice, slice, float]], value: Tensor) -> Ten
     for receivers, senders, weight in shifts[1:]:
         mixed[receivers].add_(value[senders], alpha=weight)
     return mixed
+
+
+def _looked_up(w: MixingMatrix, dtype: torch.dtype, device: torch.device) -> Round:
+    """The sum of the weighted rows that each worker hears, its own among them, in one pass over the result."""
+    weights = w.weights
+    heard, first = (torch.from_numpy(v.astype(np.int64)).to(device) for v in (weights.indices, weights.indptr[:-1]))
+    weight = torch.from_numpy(weights.data.copy()).to(device, dtype)
+    return lambda value: embedding_bag(heard, value.detach(), first, mode="sum", per_sample_weights=weight)
 
 
 def _one_peer(how: OnePeer, dtype: torch.dtype, device: torch.device) -> Round:

@@ -2,7 +2,8 @@
 
 The optimizer owns one parameter per strip of the layout, with all workers as rows, so its memory has one row per worker
 too, and nothing couples the rows as long as its update is elementwise. Whether it is one is not believed but tried, on
-a handful of numbers, before the first step. A move returns a new tensor and writes into none of its arguments.
+a handful of numbers, before the first step. A move returns a new tensor and writes into none of its arguments, unless
+it is told that nobody reads the point any more.
 
 Workers with options of their own (`per_worker`) are rows of their own: neighbouring workers with equal options share a
 parameter. A learning rate schedule of `torch.optim.lr_scheduler` works on `optimizer` as on any other.
@@ -106,17 +107,24 @@ class Move:
                 group["lr"] = lr if scale == 1.0 else lr * scale
         return float(self._groups[0].get("lr", self.base_lr)) / (self._scales[0] or 1.0)
 
-    def __call__(self, k: int, x: Tensor, g: Tensor, there: Tensor | None = None) -> Tensor:
-        """One step of the optimizer for strip k, from x along g, as a new tensor; for those that are there."""
-        moved = x.detach().clone(memory_format=torch.contiguous_format)
+    def __call__(self, k: int, x: Tensor, g: Tensor, there: Tensor | None = None, *, over: bool = False) -> Tensor:
+        """One step of the optimizer for strip k, from x along g; for those that are there.
+
+        As a new tensor, or `over` x itself, where nobody reads it any more.
+        """
+        moved = x.detach()
+        if not over:
+            moved = moved.clone(memory_format=torch.contiguous_format)
         if self._own_gradient:
             g = g.clone()
         chosen: dict[int, list[torch.nn.Parameter]] = {}
         for piece in self.pieces[k]:
             if there is not None and not bool(there[piece.rows].any()):
                 continue
-            piece.parameter.data = moved[piece.rows, piece.columns]
-            piece.parameter.grad = g[piece.rows, piece.columns]
+            part = (piece.rows, piece.columns)
+            whole = piece.parameter.shape == moved.shape
+            piece.parameter.data = moved if whole else moved[part]
+            piece.parameter.grad = g if whole else g[part]
             chosen.setdefault(self._place[piece.group], []).append(piece.parameter)
         try:
             self.optimizer.param_groups = [self._groups[i] for i in chosen]

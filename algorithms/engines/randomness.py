@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+T = TypeVar("T")
 
 
 class PerWorker(TorchDispatchMode):
@@ -79,3 +81,18 @@ def global_state(device: torch.device) -> Iterator[Callable[[int], Any]]:
         yield generator.manual_seed
     finally:
         generator.set_state(state)
+
+
+def without_drawing(run: Callable[[], T], device: torch.device) -> T | None:
+    """What a function returns if it draws nothing from the default generator; otherwise `None`, as if never called."""
+    generator = default_generator(device)
+    state = generator.get_state()
+    try:
+        found = run()
+    except BaseException:
+        generator.set_state(state)
+        raise
+    if torch.equal(state, generator.get_state()):
+        return found
+    generator.set_state(state)
+    return None

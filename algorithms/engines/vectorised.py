@@ -1,29 +1,67 @@
-r"""What `vmap` does slowly, done well: linear layers and attention of n workers at once.
+r"""What `vmap` does slowly, done well: linear layers, attention and cross-entropies of n workers at once.
 
 Under `vmap` a linear layer whose weights differ from worker to worker becomes a batched product whose gradient is laid
 out transposed: it is written with a stride, and copied once more to be of use. Here it is
 
 $$ Y_i = X_i W_i^\top + b_i, \qquad \nabla W_i = (\nabla Y_i)^\top X_i, \qquad \nabla X_i = \nabla Y_i W_i $$
 
-with the gradient written row by row where the engine keeps it, so that no memory is asked for. And attention, which
-`vmap` takes apart into a loop over the workers with a warning, is one call with workers and samples in one dimension.
+with the gradient written row by row where the engine keeps it, so that no memory is asked for. Attention, which `vmap`
+takes apart into a loop over the workers with a warning, is one call with workers and samples in one dimension; so is
+the cross-entropy, which it takes apart into some twenty small operations.
 
-`Vectorised` is active while the workers' losses are computed; everything else goes through `vmap` as it is.
+`Vectorised` is active while the workers' losses are computed; everything else goes through `vmap` as it is. What it
+takes over it takes out of `vmap`: it unwraps the stacked tensors, computes with them as plain ones, and wraps the
+result, by the very functions that `torch.vmap` is written with. An `autograd.Function` with a rule for `vmap`, the
+official way, costs as much as the whole gradient of a small model. Where torch has renamed these functions, or a loss
+differentiates or vectorises by itself, nothing is taken over.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _functorch as inside
 from torch.overrides import TorchFunctionMode
 
-LARGE = 1 << 18
-"""Weights of all workers with fewer numbers go through `vmap` as they are: the detour would cost more than it saves."""
+KNOWN = all(
+    hasattr(inside, name)
+    for name in (
+        *("_vmap_increment_nesting", "_vmap_decrement_nesting", "maybe_current_level"),
+        *("_add_batch_dim", "_remove_batch_dim", "_unwrap_batched"),
+        *("pop_dynamic_layer_stack", "push_dynamic_layer_stack"),
+    )
+)
+"""Whether torch has what `torch.vmap` is written with under the names that are used here."""
+
+ONE_BY_ONE = 1 << 14
+"""Gradients that do not lie side by side are computed one after the other by torch: well enough from that size on."""
+
+FEW_CLASSES = 16
+"""Scores of fewer classes do not fill a register of the processor: torch is faster where samples lie side by side."""
+
+
+def by_rows(function: Callable[..., tuple[Tensor, ...]], *stacked: Tensor) -> tuple[Tensor, ...]:
+    """`torch.vmap` of a function of tensors, workers first, without its search for tensors in whatever may be given."""
+    if not (KNOWN and _loaded()):
+        return torch.vmap(function, randomness="different")(*stacked)
+    n = len(stacked[0])
+    level = inside._vmap_increment_nesting(n, "different")
+    try:
+        found = function(*(inside._add_batch_dim(v, 0, level) for v in stacked))
+        return tuple(inside._remove_batch_dim(v, level, n, 0) for v in found)
+    finally:
+        inside._vmap_decrement_nesting()
+
+
+@cache
+def _loaded() -> bool:
+    """Lets `torch.vmap` load what it loads when it is first called."""
+    return bool(torch.vmap(torch.clone)(torch.ones(1)))
 
 
 class Sinks:
@@ -45,56 +83,52 @@ class Sinks:
 
 
 class Vectorised(TorchFunctionMode):
-    """While active under `vmap`, linear layers and attention go the way the module describes."""
+    """While active under `vmap`, what the module names goes the way it describes."""
 
-    def __init__(self, sinks: Sinks | None = None, size: int = LARGE) -> None:
-        """`size` is the number of workers."""
+    def __init__(self, sinks: Sinks | None = None) -> None:
         super().__init__()
-        self._sinks, self._size = sinks, size
-
-    def _is_large(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:  # noqa: A002
-        del input, bias
-        return weight.numel() * self._size >= LARGE
+        self._sinks = sinks
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Takes the two functions over, lets the others pass."""
+        """Takes these functions over, lets the others pass."""
         del types
         kwargs = kwargs or {}
-        if func is F.linear and _plain(*args, *kwargs.values()) and self._is_large(*args, **kwargs):
-            return _linear(self._sinks, *args, **kwargs)
-        if func is F.scaled_dot_product_attention and _plain(*args, *kwargs.values()):
-            taken = _attention(*args, **kwargs)
-            if taken is not None:
-                return taken
+        stacked = TAKEN.get(func)
+        if stacked is not None and KNOWN and inside.maybe_current_level() == 1:
+            found = stacked(self._sinks, *args, **kwargs)
+            if found is not None:
+                return found
         return func(*args, **kwargs)
 
 
-def _linear(sinks: Sinks | None, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
-    return _Linear.apply(input, weight, bias, sinks)  # type: ignore[no-any-return]
+def _outside(function: Callable[..., Tensor], *values: Tensor | None) -> Tensor | None:
+    """A function of stacked values, workers in front; `None` where none is stacked, or where torch would cast them."""
+    unwrapped = [(None, None) if v is None else inside._unwrap_batched(v, 1) for v in values]
+    stacked = [(v, dim) for v, dim in unwrapped if dim is not None]
+    if not stacked or torch.is_autocast_enabled(stacked[0][0].device.type):
+        return None
+    n = stacked[0][0].shape[stacked[0][1]]
+    below = inside.pop_dynamic_layer_stack()
+    try:
+        found = function(*(_in_front(v, dim, n) for v, dim in unwrapped))
+    finally:
+        inside.push_dynamic_layer_stack(below)
+    return inside._add_batch_dim(found, 0, 1)
 
 
-class _Linear(torch.autograd.Function):
-    """The layer of one worker; `vmap` is told how n of them are computed."""
+def _in_front(value: Any, dim: int | None, n: int) -> Any:
+    """The same with the workers in front, also where one value serves all of them."""
+    if value is None or dim == 0:
+        return value
+    return value.movedim(dim, 0) if dim is not None else value.expand(n, *value.shape)
 
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sinks: Sinks | None) -> Tensor:
-        del sinks
-        return F.linear(x, weight, bias)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise NotImplementedError
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        x, weight, bias, sinks = args
-        stacked = zip((x, weight, bias), in_dims[:3], strict=True)
-        x, w, b = (_in_front(v, dim, info.batch_size) for v, dim in stacked)
-        if in_dims[1] is None and in_dims[2] is None:
-            return F.linear(x, weight, bias), 0  # one weight for all workers: a frozen layer
-        return _StackedLinear.apply(x, w, b, sinks), 0
+def _linear(sinks: Sinks | None, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:  # noqa: A002
+    if inside._unwrap_batched(weight, 1)[1] is None and (bias is None or inside._unwrap_batched(bias, 1)[1] is None):
+        return None  # one weight for all workers: a frozen layer
+    return _outside(lambda x, w, b: _StackedLinear.apply(x, w, b, sinks), input, weight, bias)
 
 
 class _StackedLinear(torch.autograd.Function):
@@ -105,26 +139,32 @@ class _StackedLinear(torch.autograd.Function):
         flat = x.reshape(len(x), -1, x.shape[-1])
         if sinks is not None:
             sinks.used(weight)
-        ctx.save_for_backward(flat, weight)
-        ctx.sinks, ctx.shape, ctx.has_bias = sinks, x.shape, bias is not None
+            if bias is not None:
+                sinks.used(bias)
+        ctx.save_for_backward(flat, weight, bias)
+        ctx.sinks, ctx.shape = sinks, x.shape
         across = weight.transpose(1, 2)
         out = torch.bmm(flat, across) if bias is None else torch.baddbmm(bias[:, None], flat, across)
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        flat, weight = ctx.saved_tensors
+        flat, weight, bias = ctx.saved_tensors
         g = grads[0].reshape(len(weight), flat.shape[1], weight.shape[1])
         of_x = torch.bmm(g, weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
-        of_weight = None
+        of_weight = of_bias = None
         if ctx.needs_input_grad[1]:
             place = ctx.sinks.place(weight) if ctx.sinks is not None else None
+            if place is not None and not place.is_contiguous() and place[0].numel() < ONE_BY_ONE:
+                place = None
             of_weight = torch.bmm(g.transpose(1, 2), flat, out=place)
-        of_bias = g.sum(dim=1) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        if ctx.needs_input_grad[2]:
+            of_bias = torch.sum(g, dim=1, out=ctx.sinks.place(bias) if ctx.sinks is not None else None)
         return of_x, of_weight, of_bias, None
 
 
 def _attention(
+    sinks: Sinks | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -135,48 +175,57 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """The attention of all workers in one call; `None` where workers draw numbers or have masks of their own."""
+    del sinks
     if attn_mask is not None or dropout_p or query.ndim < 3 or len({query.ndim, key.ndim, value.ndim}) > 1:
         return None
-    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    return _Attention.apply(query, key, value, options)  # type: ignore[no-any-return]
+
+    def stacked(*given: Tensor) -> Tensor:
+        options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        found = F.scaled_dot_product_attention(*(v.flatten(0, -4) for v in given), **options)
+        return found.unflatten(0, given[0].shape[:-3])
+
+    return _outside(stacked, query, key, value)
 
 
-class _Attention(torch.autograd.Function):
-    """The attention of one worker; `vmap` is told to put workers beside samples."""
-
-    @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, **options)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise NotImplementedError
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        *given, options = args
-        stacked: list[Any] = [_in_front(v, d, info.batch_size) for v, d in zip(given, in_dims[:3], strict=True)]
-        lead = stacked[0].shape[:-3]
-        query, key, value = (v.flatten(0, -4) for v in stacked)
-        out = F.scaled_dot_product_attention(query, key, value, **options)
-        return out.unflatten(0, lead), 0
-
-
-for _function in (_Linear, _Attention):  # torch asks for the signature at every call, and inspect takes its time
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
-
-
-def _in_front(value: Any, dim: int | None, n: int) -> Any:
-    """The same with the workers in front, also where one value serves all of them."""
-    if value is None:
+def _cross_entropy(
+    sinks: Sinks | None,
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """The losses of all workers in one call; `None` where classes have weights or targets are probabilities."""
+    del sinks
+    rare = weight is not None or size_average is not None or reduce is not None or target.is_floating_point()
+    if rare or reduction not in ("mean", "sum", "none"):
         return None
-    return value.movedim(dim, 0) if dim is not None else value.expand(n, *value.shape)
+
+    def stacked(scores: Tensor, labels: Tensor) -> Tensor:
+        n, shape = len(labels), labels.shape
+        if scores.ndim > 2:
+            scores, labels = scores.flatten(0, 1), labels.flatten(0, 1)
+        if scores.ndim == 2 and scores.shape[1] < FEW_CLASSES:
+            scores, labels = scores.t()[None], labels[None]  # one sample with many positions
+        options = {"ignore_index": ignore_index, "reduction": "none", "label_smoothing": label_smoothing}
+        found = F.cross_entropy(scores, labels, **options)
+        if reduction == "none":
+            return found.view(shape)
+        total = found.view(n, -1).sum(dim=1)
+        return total if reduction == "sum" else total / (labels.view(n, -1) != ignore_index).sum(dim=1)
+
+    return _outside(stacked, input, target)
 
 
-def _plain(*arguments: Any) -> bool:
-    """Whether a function may be taken over: nothing is cast behind its back."""
-    first = next((a for a in arguments if isinstance(a, Tensor)), None)
-    return first is not None and not torch.is_autocast_enabled(first.device.type)
+TAKEN: dict[Any, Callable[..., Tensor | None]] = {
+    F.linear: _linear,
+    F.scaled_dot_product_attention: _attention,
+    F.cross_entropy: _cross_entropy,
+}
+"""What is taken over, and by what."""
 
 
 def _identity(value: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:

@@ -77,10 +77,20 @@ class Workers:
             place.copy_(value)
         return self._elsewhere
 
+    def is_loose(self, x: Tensor) -> bool:
+        """Whether a move may overwrite this: the algorithm does not read it again, and it is nobody's point."""
+        if not getattr(self.algorithm, "in_place", False) or not x.is_contiguous():
+            return False
+        return x.untyped_storage().data_ptr() not in self._kept()
+
+    def _kept(self) -> set[int]:
+        """Where the points and the gradients lie: memory that is written anew at every step."""
+        return {where for held in (self.points, *self._gradients) for where in held.where}
+
     def put(self, k: int, x: Tensor, state: Any) -> None:
         """The new points and memory of strip k. A memory that lies in what will be overwritten is copied out of it."""
         if state:
-            overwritten = {where for held in (self.points, *self._gradients) for where in held.where}
+            overwritten = self._kept()
             kept = (v.clone() if v.untyped_storage().data_ptr() in overwritten else v for v in state)
             self.states[k] = type(state)(*kept)
         self.point(k).copy_(x)

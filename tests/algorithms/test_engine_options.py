@@ -285,6 +285,7 @@ def test_everybody_isolated_ends_the_run() -> None:
 @pytest.mark.parametrize("halfway", [False, True])
 def test_points_that_overflow_stop_the_run(halfway: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "OWN_BLOCK", 1)
+    monkeypatch.setattr(layout, "TOGETHER", 0)
 
     def rates(name: str, shape: torch.Size) -> dict[str, float]:
         del shape

@@ -141,6 +141,15 @@ def test_the_global_generator_is_not_touched(route: str, schedules: dict) -> Non
 
 
 @pytest.mark.parametrize("route", ["vmap", "loop"])
+def test_a_loss_that_fails_after_drawing_leaves_the_generator_as_it_was(route: str, schedules: dict) -> None:
+    e = engine(mlp(), schedules, gradients=route, loss=lambda m, b: m(torch.rand_like(b[0])))
+    before = torch.get_rng_state()
+    with pytest.raises(AlgorithmError, match="must return a scalar"):
+        run(e, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("route", ["vmap", "loop"])
 def test_the_state_of_the_global_generator_does_not_matter(route: str, schedules: dict) -> None:
     ends = []
     for seed in (1, 2):

@@ -59,6 +59,7 @@ class Moved:
 def columnwise(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """How the columns are cut."""
     monkeypatch.setattr(layout, "OWN_BLOCK", 1)
+    monkeypatch.setattr(layout, "TOGETHER", 0)
     if request.param == "strips of 16 columns":
         monkeypatch.setattr(layout, "STRIP", 1)
     return request.param != "one strip"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dissensus.algorithms.engines.mixing import LONG_ROW, Mixing, round_of
+from dissensus.algorithms.engines.mixing import LONG_ROW, SHORT_ROW, Mixing, round_of
 from dissensus.theory import MixingMatrix, from_function
 
 CPU = torch.device("cpu")
@@ -78,6 +78,16 @@ def test_long_rows_are_mixed_like_short_ones() -> None:
     mix = round_of(w, torch.float64, CPU)
     np.testing.assert_allclose(mix(value).numpy(), w.dense() @ value.numpy(), rtol=0, atol=1e-14)
     assert torch.equal(mix(value)[:, :100], mix(value[:, :100]))
+
+
+def test_short_rows_of_a_ring_are_mixed_like_long_ones() -> None:
+    w = MixingMatrix.of(wide_ring(16))
+    value = torch.randn(16, SHORT_ROW + 3, generator=torch.Generator().manual_seed(0))
+    mix, before = round_of(w, torch.float32, CPU), value.clone()
+    expected = w.dense() @ value.double().numpy()
+    for columns in (slice(None), slice(5, 105)):
+        np.testing.assert_allclose(mix(value[:, columns]).numpy(), expected[:, columns], rtol=0, atol=1e-6)
+    assert torch.equal(value, before)
 
 
 def test_one_peer_rounds_do_not_tell_equal_workers_apart() -> None:

@@ -65,6 +65,7 @@ def decay(name: str, shape: torch.Size) -> dict[str, float]:
 
 def cut(monkeypatch: pytest.MonkeyPatch, own: int, strip: int) -> None:
     monkeypatch.setattr(layout, "OWN_BLOCK", own)
+    monkeypatch.setattr(layout, "TOGETHER", 0)
     monkeypatch.setattr(layout, "STRIP", strip)
 
 
@@ -108,6 +109,17 @@ def test_columns_go_into_blocks_and_come_back(monkeypatch: pytest.MonkeyPatch) -
         assert covered == [(k, c) for k, b in enumerate(laid.blocks) for c in range(b.width)]
         if not columnwise:
             assert laid.strips[0].width == columns.size
+
+
+def test_few_numbers_lie_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = Columns.of(Net())
+    plain: list[Any] = [{}] * len(columns.names)
+    decaying = [decay(name, shape) for name, shape in zip(columns.names, columns.shapes, strict=True)]
+    monkeypatch.setattr(layout, "OWN_BLOCK", 20)
+    for more, options, expected in ((-1, plain, 3), (0, plain, 1), (0, decaying, 2)):
+        monkeypatch.setattr(layout, "TOGETHER", N * columns.size + more)
+        laid = Layout.of(N, columns, options, columnwise=True)
+        assert (len(laid.blocks), len(laid.strips)) == (expected, expected)
 
 
 class Divided:
@@ -202,3 +214,32 @@ def test_memory_that_lies_in_the_points_is_kept_apart(monkeypatch: pytest.Monkey
         engine.step(batch(t))
         assert torch.equal(engine.state.x, before)
         torch.testing.assert_close(engine.state.g, (before - engine.x) / 0.5)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_move_writes_over_what_nobody_reads_again(in_place: bool) -> None:
+    """Only where the algorithm says so, and never over the points: a step that fails leaves them as they were."""
+    seen: dict[str, Tensor] = {}
+
+    class Handing(Divided):
+        def step(self, x: Tensor, state: Stateless, local: Local) -> Step[Stateless]:
+            g = yield Gradient(x)
+            seen["mixed"] = yield Mix(x)
+            seen["before"], seen["moved"] = seen["mixed"].clone(), local.move(seen["mixed"], g)
+            return local.move(x, g), state
+
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            if "moved" in seen:
+                raise RuntimeError("no")
+
+    Handing.in_place = in_place  # type: ignore[attr-defined]
+    start = torch.randn(N, Columns.of(Net()).size, dtype=torch.float64)
+    options: dict[str, Any] = {"topology": topology("ring", N), "optimizer": Failing, "start": start, "lr": 0.1}
+    engine = StackedEngine(Net().double(), loss, algorithm=Handing(), **options)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="no"):
+        engine.step(batch(0))
+    assert torch.equal(engine.x, start)
+    assert torch.equal(seen["mixed"], seen["before"]) != in_place
+    assert (seen["moved"].data_ptr() == seen["mixed"].data_ptr()) == in_place
