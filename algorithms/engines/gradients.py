@@ -183,7 +183,7 @@ class GradientRoute:
         held = {**split, **after}
         mode, casting = Vectorised(Sinks(split, out)), self._casting(next(iter(split.values())))
 
-        def one(*own: Tensor) -> tuple[Tensor, ...]:
+        def one(*own: Tensor) -> tuple[Any, ...]:
             given = iter(own[len(held) :])
             with self._slots.holding(dict(zip(held, own, strict=False))), mode, casting:
                 value = self._loss(of_leaves(batch, lambda _: next(given)))

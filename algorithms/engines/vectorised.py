@@ -25,9 +25,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C import _functorch as inside
 from torch.overrides import TorchFunctionMode
 
+inside: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 KNOWN = all(
     hasattr(inside, name)
     for name in (
@@ -105,7 +105,7 @@ class Vectorised(TorchFunctionMode):
 
 def _outside(function: Callable[..., Tensor], *values: Tensor | None) -> Tensor | None:
     """A function of stacked values, workers in front; `None` where none is stacked, or where torch would cast them."""
-    unwrapped = [(None, None) if v is None else inside._unwrap_batched(v, 1) for v in values]
+    unwrapped: list[tuple[Any, Any]] = [(None, None) if v is None else inside._unwrap_batched(v, 1) for v in values]
     stacked = [(v, dim) for v, dim in unwrapped if dim is not None]
     if not stacked or torch.is_autocast_enabled(stacked[0][0].device.type):
         return None
@@ -180,7 +180,7 @@ def _attention(
         return None
 
     def stacked(*given: Tensor) -> Tensor:
-        options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         found = F.scaled_dot_product_attention(*(v.flatten(0, -4) for v in given), **options)
         return found.unflatten(0, given[0].shape[:-3])
 
