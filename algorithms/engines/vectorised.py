@@ -180,8 +180,8 @@ def _attention(
         return None
 
     def stacked(*given: Tensor) -> Tensor:
-        options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-        found = F.scaled_dot_product_attention(*(v.flatten(0, -4) for v in given), **options)
+        q, k, v = (each.flatten(0, -4) for each in given)
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
         return found.unflatten(0, given[0].shape[:-3])
 
     return _outside(stacked, query, key, value)
