@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from dissensus.algorithms.engines.distributed.same_host import VARIABLE
 from dissensus.experiments.bench.distributed_models import Perceptron
 from dissensus.experiments.bench.distributed_worker import Plan, serve
 from dissensus.experiments.bench.network import Network
@@ -25,7 +24,7 @@ class Group(Workers):
     """So many processes, one a worker."""
 
     def __init__(self, size: int, net: Network | None = None) -> None:
-        env = {} if net is None else {**net.env, VARIABLE: "gloo"}  # memory would be a way around the links
+        env = {} if net is None else net.env
         names = [""] * size if net is None else [net.name(i) for i in range(size)]
         super().__init__(_context(), serve, [(i, size, names[i], env) for i in range(size)])
 

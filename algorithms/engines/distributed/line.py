@@ -21,6 +21,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ class Line:
         self._lock = threading.Lock()
         self._somebody_waits = self._flushing = False
         self._closed = ""
+        weakref.finalize(self, bell.close)
 
     def takes(self, value: Tensor) -> bool:
         """Whether such a message comes over this line; both ends answer alike."""

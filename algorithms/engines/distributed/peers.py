@@ -176,8 +176,6 @@ class Peers:
         self.lines = {
             q: Line(*end, group=self.group, place=self._at[q], limit=limit) for q, end in sorted(ends.items())
         }
-        for line in self.lines.values():
-            weakref.finalize(line, line.bell.close)
 
 
 @cache
