@@ -7,7 +7,6 @@ is free, so that a short one is written where the last but one has been, which i
 
 from __future__ import annotations
 
-import mmap
 import os
 
 import torch
@@ -26,7 +25,11 @@ class Room:
 
     def __init__(self, descriptor: int) -> None:
         """Maps the file behind a descriptor, which is not needed afterwards."""
-        self._bytes = torch.frombuffer(mmap.mmap(descriptor, ROOM_BYTES), dtype=torch.uint8)
+        try:
+            path = f"/proc/self/fd/{descriptor}"
+            self._bytes = torch.from_file(path, shared=True, size=ROOM_BYTES, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise OSError(f"shared memory cannot be mapped: {error}") from error
         self._taken: list[tuple[int, int]] = []
 
     def take(self, size: int) -> int | None:
