@@ -99,14 +99,15 @@ class Door:
         while expected and self._slot is not None:
             try:
                 bell, _ = self._slot.accept()
+            except OSError:
+                break
+            try:
                 bell.settimeout(PATIENCE)
                 said, there = _take(bell)
                 caller = expected.pop(said)
                 made[caller] = End(bell, _hand_in(bell, "come in"), there)
-            except TimeoutError:
-                break
             except (OSError, ValueError, KeyError):  # somebody else's knock, or a room that cannot be mapped
-                continue
+                bell.close()
         return made
 
 
