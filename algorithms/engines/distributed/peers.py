@@ -75,6 +75,8 @@ class Peers:
         self.words: LastWords | None = None
         self.lines: Mapping[int, Line] = {}
         """To the processes of this host, whom short messages reach through memory."""
+        self.volume = 0
+        """Bytes of what is exchanged in a round, if it is known, the same in every process; it may be many messages."""
         self._interrupted: int | None = None
         """Whose last words were heard before anything failed here."""
         self._ends = False

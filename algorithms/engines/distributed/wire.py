@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.flight import Flight, pieces
+from dissensus.algorithms.engines.distributed.line import LONGEST_BYTES
 from dissensus.algorithms.engines.distributed.peers import PeerError, Peers
 
 T = TypeVar("T")
@@ -165,16 +166,19 @@ class Wire(Peers):
             raise PeerError(f"{what} was given up at step {step}: the processes re-formed meanwhile", None, step)
         return value
 
+    def _by_memory(self, peer: int, value: Tensor) -> bool:
+        """Whether such a message goes to that process, or comes from it, over a line; both ends answer alike."""
+        size = max(value.nbytes, self.volume)
+        return size < LONGEST_BYTES and peer in self.lines and value.device.type == "cpu"
+
     def _receive(self, peer: int, into: Tensor, tag: int) -> Iterable[Any]:
-        line = self.lines.get(peer)
-        if line is not None and line.takes(into):
-            return [line.receive(into, tag)]
+        if self._by_memory(peer, into):
+            return [self.lines[peer].receive(into, tag)]
         return (self.group.recv([piece], self._at[peer], tag) for piece in pieces(into))
 
     def _send(self, peer: int, value: Tensor, tag: int) -> Iterable[Any]:
-        line = self.lines.get(peer)
-        if line is not None and line.takes(value):
-            return [line.send(value, tag)]
+        if self._by_memory(peer, value):
+            return [self.lines[peer].send(value, tag)]
         return (self.group.send([piece], self._at[peer], tag) for piece in pieces(value))
 
     def _land(self, flight: Flight) -> None:
