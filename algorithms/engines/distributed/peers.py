@@ -190,7 +190,16 @@ def _on_letter(wire: weakref.ref[Peers], letter: dict[str, Any]) -> bool:
     """One that ends makes all end at once."""
     heard = wire()
     if letter["kind"] == LAST_WORDS and heard is not None and not heard._ends and heard._interrupted is None:
-        heard._interrupted = letter["from"]
         # no daemon: one that is in the transport when the interpreter ends would abort the process
-        threading.Thread(target=heard.interrupt).start()
+        threading.Thread(target=_end, args=(heard, letter["from"])).start()
     return True
+
+
+def _end(wire: Peers, sender: int) -> None:
+    """Ends what waits, once the words of the sender lie where whoever is woken looks for them."""
+    assert wire.box is not None
+    while wire.box.letter(LAST_WORDS, sender) is None:
+        wire.box.wait(0.01)
+    if not wire._ends and wire._interrupted is None:
+        wire._interrupted = sender
+        wire.interrupt()
