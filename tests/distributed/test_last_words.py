@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dissensus.algorithms.engines.distributed import last_words
+from dissensus.algorithms.engines.distributed import last_words, peers
 from dissensus.algorithms.engines.distributed.last_words import LAST_WORDS, LastWords, Words
 
 
@@ -57,3 +57,14 @@ def test_an_accusation_is_followed_to_the_one_without_words() -> None:
 def test_one_that_left_with_words_is_the_first() -> None:
     found = first((8, 1), {1: (7, 1)}, dead=(1,))
     assert (found.number, found.step) == (1, 7)
+
+
+def test_who_is_woken_by_words_finds_them() -> None:
+    happened: list[str] = []
+    wire: Any = SimpleNamespace(_ends=False, _interrupted=None, interrupt=lambda: happened.append("woken"))
+    wire.box = SimpleNamespace(
+        letter=lambda kind, number: {} if len(happened) > 2 else None, wait=lambda s: happened.append("not yet")
+    )
+    peers._end(wire, 3)
+    assert happened == ["not yet"] * 3 + ["woken"]
+    assert wire._interrupted == 3
