@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "several buckets": ("dsgd", "complete", {"fused": True}),
     "bfloat16": ("dsgd", "ring", {"message_dtype": torch.bfloat16}),
     "a trace": ("dsgd", "ring", {"timeline": Timeline}),
-    "a model that grows too long": ("dsgd", "ring", {"start": "equal"}),
+    "a model that grows too long": ("dsgd", "ring", {"fused": True}),
 }
 
 
@@ -42,9 +43,13 @@ def wide() -> torch.nn.Module:
 
 
 def wider() -> torch.nn.Module:
-    """A model that is short while its first layer is frozen."""
-    model = torch.nn.Sequential(torch.nn.Linear(5, 30_000), torch.nn.Tanh(), torch.nn.Linear(30_000, 3)).double()
-    model[0].requires_grad_(False)
+    """A model that is short while half of it is frozen, and of which no part is long."""
+    torch.manual_seed(0)
+    sizes = [(5, 12_000), (12_000, 5), (5, 12_000), (12_000, 3)]
+    model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes)).double()
+    for p in model.parameters():
+        p.data *= 0.1
+    model[:2].requires_grad_(False)
     return model
 
 
@@ -154,6 +159,31 @@ def test_a_process_that_has_skipped_a_step_is_found_out_at_once(processes: Pool)
     for said in processes.run(2, f"{HERE}:skipped"):
         assert re.search(r"lost its peer at step [56], exchange, receiving from process [01]", said), said
         assert re.search(r"sent the message of step [56] where that of step [56] is due|others have ended", said), said
+
+
+def ended(folder: str) -> str:
+    """Process 0 ends what waits, and lives on until process 1 has noticed."""
+    wire, noticed = Wire(timeout=20.0), Path(folder) / "noticed"
+    box = torch.empty(3)
+    flight = wire.post([], [(1 - wire.rank, box)], what="exchange", step=0)
+    if wire.rank == 0:
+        wire.interrupt()
+        until = time.monotonic() + 15.0
+        while not noticed.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        return str(noticed.exists())
+    try:
+        wire.land(flight)
+    except dissensus.algorithms.PeerError as error:
+        noticed.touch()
+        return str(error)
+    return ""
+
+
+def test_who_waits_at_a_line_is_ended_by_one_that_lives(processes: Pool, tmp_path: Path) -> None:
+    noticed, said = processes.run(2, f"{HERE}:ended", folder=str(tmp_path))
+    assert noticed == "True"
+    assert "exchange, receiving from process 0" in said
 
 
 def mixed(ways: list[str]) -> list[int]:

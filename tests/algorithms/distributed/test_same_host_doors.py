@@ -1,5 +1,6 @@
 """Who knocks where: both ends of a pair have a line or neither has, whatever went wrong at one of them."""
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
@@ -43,13 +44,16 @@ def test_everybody_has_a_line_to_everybody_else(monkeypatch: pytest.MonkeyPatch)
 
 def test_where_one_end_fails_neither_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_the_first(knocked: dict[int, Any]) -> dict[int, End]:
-        for bell, _ in [line for q, line in knocked.items() if q == 0]:
-            bell.close()
+        failed.extend(bell for q, (bell, _) in knocked.items() if q == 0)
         return answered({q: line for q, line in knocked.items() if q != 0})
 
+    failed: list[socket.socket] = []
     answered = same_host._let_in_by
     monkeypatch.setattr(same_host, "_let_in_by", without_the_first)
     assert closed(met(monkeypatch)) == [[], [2], [1]]
+    assert len(failed) == 2
+    for bell in failed:
+        bell.close()
 
 
 def test_a_door_that_cannot_be_reached_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
