@@ -42,7 +42,7 @@ CONFIRMED = 16
 BESIDE = 1 << 29
 """Tags from here on are of messages for which there was no room, counted."""
 RECORD = struct.Struct("=Iiqqq")
-"""What is said, how much lies there and of which kind, its tag, and where."""
+"""What is said, of a message of which kind, size and tag, and where it lies."""
 MESSAGE, READ = 1, 2
 ELSEWHERE = -1
 """Where a message is that did not find room."""

@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -51,6 +52,7 @@ class Door:
         name = f"\0dissensus-{secrets.token_hex(16)}"
         with suppress(OSError):
             self._slot = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            weakref.finalize(self, self._slot.close)
             self._slot.settimeout(PATIENCE)
             self._slot.bind(name)
             self._slot.listen(size)
