@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dissensus.algorithms.engines.distributed.same_host import VARIABLE
 from dissensus.experiments.bench.network_keeper import GRACE, prefix_of, remove, remove_stale
 from dissensus.experiments.bench.network_relay import DEVICE
 from dissensus.experiments.errors import ConfigError
@@ -58,8 +59,8 @@ class Network:
         self._prefix = prefix
         self.running: list[subprocess.Popen[Any]] = []
         """What was started inside, and the relay."""
-        self.env = {"GLOO_SOCKET_IFNAME": DEVICE, "MASTER_ADDR": self.address(0)}
-        """What gloo and `init_process_group` need to know inside."""
+        self.env = {"GLOO_SOCKET_IFNAME": DEVICE, "MASTER_ADDR": self.address(0), VARIABLE: "gloo"}
+        """What gloo and `init_process_group` need to know inside; messages must not find a way around the links."""
 
     def address(self, i: int) -> str:
         """The address of host i."""

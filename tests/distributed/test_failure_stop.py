@@ -97,11 +97,13 @@ def test_an_all_reduce_names_whoever_does_not_answer(crew: Crew) -> None:
 
 def at_random(crew: Crew, times: int, seed: int) -> None:
     drawn = np.random.default_rng(seed)
-    for _ in range(times):
+    for k in range(times):
         who, step, later = int(drawn.integers(N)), int(drawn.integers(30)), float(drawn.uniform(0.1, 5.0))
         topology = str(drawn.choice(["ring", "one-peer-exponential"]))
         plan = f"kill {who} at {step} after {later:.1f}ms"
-        run = crew.start(f"{HERE}:loop", N, plan=plan, topology=topology, width=200_000)
+        run = crew.start(
+            f"{HERE}:loop", N, plan=plan, topology=topology, width=200_000 * (k % 2)
+        )  # long, or through memory
         for line in stopped(run, who):
             assert names(line, who), (plan, line)
 

@@ -61,9 +61,13 @@ class Across:
 
 
 def check_equal(wire: Wire, template: nn.Module, algorithm: Algorithm, topology: Topology, seed: int) -> None:
-    """Compares with the other processes what must be the same everywhere; all of them end where it is not."""
+    """Compares with the other processes what must be the same everywhere; all of them end where it is not.
+
+    From then on the wire knows how much goes over it in a round.
+    """
     named = [(name, p) for name, p in template.named_parameters() if p.requires_grad]
     agree(wire, facts_of(named, algorithm, topology, the_seed=seed))
+    wire.volume = topology.size // wire.size * sum(p.nbytes for _, p in named)
 
 
 def gathered(

@@ -22,7 +22,7 @@ from dissensus.algorithms.engines.distributed.worker import LoopWorker
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
 
-SHARE, LEAST_BYTES, MOST_BYTES = 24, 1 << 18, 32 << 20
+SHARE, LEAST_BYTES, MOST_BYTES = 24, 1 << 19, 32 << 20
 """A bucket has a 24th of the model, but not less and not more than so many bytes (if no parameter is larger)."""
 
 

@@ -22,7 +22,9 @@ import torch.distributed as dist
 from dissensus.algorithms.engines.distributed.flight import Flight
 from dissensus.algorithms.engines.distributed.last_words import LAST_WORDS, LastWords, reason_of
 from dissensus.algorithms.engines.distributed.letterbox import Letterbox, Place, own_address
+from dissensus.algorithms.engines.distributed.line import Line
 from dissensus.algorithms.engines.distributed.membership import CALLED
+from dissensus.algorithms.engines.distributed.same_host import Door, End, check_settings
 from dissensus.algorithms.engines.distributed.timeline import Timeline
 from dissensus.algorithms.errors import AlgorithmError
 
@@ -71,6 +73,10 @@ class Peers:
         self.box: Letterbox | None = None
         self.places: Mapping[int, Place] = {}
         self.words: LastWords | None = None
+        self.lines: Mapping[int, Line] = {}
+        """To the processes of this host, whom short messages reach through memory."""
+        self.volume = 0
+        """Bytes of what is exchanged in a round, if it is known, the same in every process; it may be many messages."""
         self._interrupted: int | None = None
         """Whose last words were heard before anything failed here."""
         self._ends = False
@@ -104,12 +110,20 @@ class Peers:
         """Whether nobody else is there."""
         return len(self.present) == 1
 
+    def hang_up(self) -> None:
+        """Every message goes the transport's own way from now on; all processes do it at the same point."""
+        for line in self.lines.values():
+            line.shut()
+        self.lines = {}
+
     def interrupt(self, wanted: Callable[[], bool] = lambda: True) -> None:
         """Ends whatever waits in the group of now, here and at the peers, from any thread; it is of no use then.
 
         Nothing wakes who waits in gloo but a time-out, at which it closes all connections of the group: one is brought
         about. `wanted` is asked once it is clear which group that is.
         """
+        for line in self.lines.values():
+            line.shut()
         group, others = self.group, [place for number, place in self._at.items() if number != self.rank]
         if self.backend == "gloo" and wanted():
             for place in others:
@@ -142,11 +156,28 @@ class Peers:
         if again is not None:
             self.places, box.secret = {**again.places, self.rank: box.place}, again.secret
         else:
-            told: list[Any] = [None] * self.size
-            dist.all_gather_object(told, (box.place, box.secret), group=self.group)
-            self.places, box.secret = {q: Place(*place) for q, (place, _) in enumerate(told)}, told[0][1]
+            door = Door(self.size) if self.backend == "gloo" else None
+            told = self._told((box.place, box.secret, door and door.name, door and door.refused))
+            check_settings([refused for *_, refused in told])
+            self.places, box.secret = {q: Place(*place) for q, (place, *_) in enumerate(told)}, told[0][1]
+            if door is not None:
+                ends = door.lines(self.rank, box.secret, [name for *_, name, _ in told], self._told)
+                self._draw(ends)
         self.words = LastWords(box, self.places)
         box.on_letter = partial(_on_letter, weakref.ref(self))
+
+    def _told(self, value: Any) -> list[Any]:
+        """A value of every process, before there is anything to say who has failed."""
+        told: list[Any] = [None] * self.size
+        dist.all_gather_object(told, value, group=self.group)
+        return told
+
+    def _draw(self, ends: Mapping[int, End]) -> None:
+        """Has lines to those processes from now on."""
+        limit = self.timeout or self.group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        self.lines = {
+            q: Line(*end, group=self.group, place=self._at[q], limit=limit) for q, end in sorted(ends.items())
+        }
 
 
 @cache

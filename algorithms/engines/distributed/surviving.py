@@ -72,6 +72,7 @@ class Surviving:
         self._inside: int | None = None
         self._under_way: dict[int, Ticket] = {}
         self._newcomer = False
+        wire.hang_up()  # who has read what is known to two processes only: others cannot go on from there
         wire.guard = self
         announce(wire.box)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.flight import Flight, pieces
+from dissensus.algorithms.engines.distributed.line import LONGEST_BYTES
 from dissensus.algorithms.engines.distributed.peers import PeerError, Peers
 
 T = TypeVar("T")
@@ -53,11 +54,9 @@ class Wire(Peers):
                 self._post_together(flight, sends, receives)
             else:
                 for peer, into in receives:
-                    for piece in pieces(into):
-                        flight.works.append((self.group.recv([piece], self._at[peer], tag), peer, "receiving from"))
+                    flight.works += [(work, peer, "receiving from") for work in self._receive(peer, into, tag)]
                 for peer, value in sends:
-                    for piece in pieces(value):
-                        flight.works.append((self.group.send([piece], self._at[peer], tag), peer, "sending to"))
+                    flight.works += [(work, peer, "sending to") for work in self._send(peer, value, tag)]
         except RuntimeError as error:
             raise self.lost(flight, (sends or receives)[0][0], "sending to", error) from error
         self.timeline.count("messages", len(sends))
@@ -166,6 +165,21 @@ class Wire(Peers):
         if not self.alone:
             raise PeerError(f"{what} was given up at step {step}: the processes re-formed meanwhile", None, step)
         return value
+
+    def _by_memory(self, peer: int, value: Tensor) -> bool:
+        """Whether such a message goes to that process, or comes from it, over a line; both ends answer alike."""
+        size = max(value.nbytes, self.volume)
+        return size < LONGEST_BYTES and peer in self.lines and value.device.type == "cpu"
+
+    def _receive(self, peer: int, into: Tensor, tag: int) -> Iterable[Any]:
+        if self._by_memory(peer, into):
+            return [self.lines[peer].receive(into, tag)]
+        return (self.group.recv([piece], self._at[peer], tag) for piece in pieces(into))
+
+    def _send(self, peer: int, value: Tensor, tag: int) -> Iterable[Any]:
+        if self._by_memory(peer, value):
+            return [self.lines[peer].send(value, tag)]
+        return (self.group.send([piece], self._at[peer], tag) for piece in pieces(value))
 
     def _land(self, flight: Flight) -> None:
         for work, peer, doing in flight.works:

@@ -92,6 +92,7 @@ class LoopWorker:
                 f"algorithm {self.algorithm.name!r} works on all parameters as one row of numbers, but they are of "
                 f"{len(self.buckets)} kinds ({', '.join(kinds)}) or came at different times; give them one dtype"
             )
+        self.wire.volume = sum(bucket.flat.nbytes for bucket in self.buckets)
         numbers = range(len(self.buckets))
         self.movement.regroup()
         self.conversations = [
