@@ -4,7 +4,8 @@ import gc
 import os
 import re
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from plain import flat, net, squared
 from pool import Pool
 
 import dissensus
-from dissensus.algorithms.engines.distributed.line import LONGEST_BYTES
+from dissensus.algorithms.engines.distributed import shared_room
+from dissensus.algorithms.engines.distributed import wire as wires
 from dissensus.algorithms.engines.distributed.same_host import VARIABLE
-from dissensus.algorithms.engines.distributed.shared_room import ROOM_BYTES
 from dissensus.algorithms.engines.distributed.timeline import Timeline
 from dissensus.algorithms.engines.distributed.wire import Wire
 
 HERE = Path(__file__)
 N, STEPS = 4, 7
+LONGEST_BYTES, ROOM_BYTES = 1 << 20, 8 << 20
+"""Smaller than outside of tests, so that small messages are too long and fill a room."""
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ring": ("dsgd", "ring", {}),
     "one peer at a time": ("dsgd", "one-peer-exponential", {}),
@@ -34,6 +37,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a trace": ("dsgd", "ring", {"timeline": Timeline}),
     "a model that grows too long": ("dsgd", "ring", {"fused": True}),
 }
+
+
+@contextmanager
+def cramped() -> Iterator[None]:
+    """In this process messages are long and rooms are full from those sizes on."""
+    before = wires.LONGEST_BYTES, shared_room.ROOM_BYTES
+    wires.LONGEST_BYTES, shared_room.ROOM_BYTES = LONGEST_BYTES, ROOM_BYTES
+    try:
+        yield
+    finally:
+        wires.LONGEST_BYTES, shared_room.ROOM_BYTES = before
 
 
 def wide() -> torch.nn.Module:
@@ -56,6 +70,7 @@ def wider() -> torch.nn.Module:
 BUILT = {"several buckets": wide, "a model that grows too long": wider}
 
 
+@cramped()
 def trained(way: str) -> dict[str, tuple[torch.Tensor, int, int]]:
     """Where this process ends in every case, how many messages went through memory, and how many there were."""
     os.environ[VARIABLE] = way
@@ -92,6 +107,7 @@ def test_all_is_equal_to_the_bit_to_what_it_is_over_gloo(processes: Pool) -> Non
                 assert here[case][1] == here[case][2], case
 
 
+@cramped()
 def streamed(sizes: list[int], window: int) -> list[list[int]]:
     """Messages from process to process round a directed circle, so many in the air; whether each was as it should."""
     wire = Wire(timeout=20.0)
@@ -123,6 +139,7 @@ def test_many_in_the_air_on_a_directed_circle(sizes: list[int], processes: Pool)
     assert window * 4 * 200_000 > ROOM_BYTES
 
 
+@cramped()
 def far_ahead() -> list[float]:
     """Process 0 sends all it has before process 1 looks at any of it."""
     wire = Wire(timeout=20.0)

@@ -12,7 +12,7 @@ import os
 import torch
 from torch import Tensor
 
-ROOM_BYTES = 8 << 20
+ROOM_BYTES = 64 << 20
 """How much may lie in a room, read or unread."""
 MOST = 64
 """How many messages may lie in a room."""

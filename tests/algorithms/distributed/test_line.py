@@ -14,10 +14,18 @@ import torch
 
 from dissensus.algorithms.engines.distributed import line as lines
 from dissensus.algorithms.engines.distributed import shared_room
-from dissensus.algorithms.engines.distributed.line import CONFIRMED, Line
-from dissensus.algorithms.engines.distributed.shared_room import MOST, ROOM_BYTES, Room, new_room
+from dissensus.algorithms.engines.distributed.line import CONFIRMED, LONGEST_BYTES, Line
+from dissensus.algorithms.engines.distributed.shared_room import MOST, Room, new_room
 
 SOON = timedelta(seconds=5.0)
+OUTSIDE, ROOM_BYTES = shared_room.ROOM_BYTES, 8 << 20
+
+
+@pytest.fixture(autouse=True)
+def _cramped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rooms are smaller than outside of tests, and full the sooner."""
+    for module in (shared_room, lines):
+        monkeypatch.setattr(module, "ROOM_BYTES", ROOM_BYTES)
 
 
 class Transport:
@@ -272,5 +280,5 @@ def test_a_room_never_gives_two_messages_one_place() -> None:
 
 
 def test_lengths_and_tags_fit() -> None:
-    assert lines.LONGEST_BYTES <= ROOM_BYTES // 8
+    assert 2 * LONGEST_BYTES <= OUTSIDE
     assert lines.BESIDE * 2 < 1 << 31
