@@ -74,7 +74,7 @@ class Peers:
         self.places: Mapping[int, Place] = {}
         self.words: LastWords | None = None
         self.lines: Mapping[int, Line] = {}
-        """To the processes of this host, whom short messages reach through memory."""
+        """To the processes of this host, whom messages that are not very long reach through memory."""
         self.volume = 0
         """Bytes of what is exchanged in a round, if it is known, the same in every process; it may be many messages."""
         self._interrupted: int | None = None
