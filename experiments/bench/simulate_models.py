@@ -166,6 +166,7 @@ CASES = {
     for case in (
         Case("mlp 784-256-128-10, b=16", "mlp", partial(mlp, 784, 256, 128, 10), (784,), 16),
         Case("mlp 784-256-128-10, b=32", "mlp", partial(mlp, 784, 256, 128, 10), (784,), 32),
+        Case("mlp 784-256-128-10, b=64", "mlp", partial(mlp, 784, 256, 128, 10), (784,), 64),
         Case("mlp 64-64-10, b=16", "mlp", partial(mlp, 64, 64, 10), (64,), 16),
         Case("mlp 64-133-10, b=16", "mlp", partial(mlp, 64, 133, 10), (64,), 16),
         Case("cnn 8x8, b=16", "convolution", partial(cnn, 8), (1, 8, 8), 16),

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dissensus.algorithms import decentralize
+from dissensus.algorithms.engines.distributed.same_host import VARIABLE
 from dissensus.experiments.bench.simulate_models import CASES, Case, placed, starting_points
 from dissensus.experiments.bench.simulate_rivals import OPTIMIZERS, OptimizerFactory, lay
 from dissensus.theory.registry import topology
@@ -109,6 +110,7 @@ def _obey(worker: int, size: int, store: str, line: Connection) -> None:
     torch.set_num_threads(1)
     if "lo" in {name for _, name in socket.if_nameindex()}:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault(VARIABLE, "gloo")  # both loops speak through the same transport
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",
