@@ -41,6 +41,9 @@ KNOWN = all(
 ONE_BY_ONE = 1 << 14
 """Gradients that do not lie side by side are computed one after the other by torch: well enough from that size on."""
 
+IN_CACHE = 1 << 20
+"""Smaller ones are computed apart and copied, unless those of all workers have more numbers, which would take memory."""
+
 FEW_CLASSES = 16
 """Scores of fewer classes do not fill a register of the processor: torch is faster where samples lie side by side."""
 
@@ -156,7 +159,7 @@ class _StackedLinear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             place = ctx.sinks.place(weight) if ctx.sinks is not None else None
             if place is not None and not place.is_contiguous() and place[0].numel() < ONE_BY_ONE:
-                place = None
+                place = None if place.numel() <= IN_CACHE else place
             of_weight = torch.bmm(g.transpose(1, 2), flat, out=place)
         if ctx.needs_input_grad[2]:
             of_bias = torch.sum(g, dim=1, out=ctx.sinks.place(bias) if ctx.sinks is not None else None)

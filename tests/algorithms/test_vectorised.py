@@ -106,9 +106,11 @@ def test_gradients_are_written_where_they_stay() -> None:
 
 def test_large_gradients_are_written_where_workers_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectorised, "ONE_BY_ONE", 12)
+    small = vectorised.IN_CACHE
     g = torch.Generator().manual_seed(0)
     x, room = torch.randn(N, B, 4, generator=g), torch.zeros(N, 20)
-    for rows, written in ((3, True), (2, False)):
+    for rows, in_cache, written in ((3, small, True), (2, small, False), (2, 8 * N, False), (2, 8 * N - 1, True)):
+        monkeypatch.setattr(vectorised, "IN_CACHE", in_cache)
         w, place = torch.randn(N, rows, 4, generator=g).requires_grad_(), room[:, : 4 * rows].view(N, rows, 4)
         with Vectorised(Sinks({"w": w}, {"w": place})):
             losses = torch.vmap(lambda w, x: F.linear(x, w).square().sum())(w, x)
