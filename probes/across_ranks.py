@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dissensus.probes.batch_sum import finite
 from dissensus.probes.errors import ProbeError
 from dissensus.probes.operator import Operator, check_vectors
 from dissensus.probes.untouched import undisturbed
@@ -83,7 +84,7 @@ class AcrossRanks:
         dist.all_reduce(total, group=self._group)
         if failed is not None:
             raise failed
-        if not bool(torch.isfinite(total).all()):
+        if not finite(total):
             raise ProbeError("AcrossRanks: the product failed on another rank, whose own error says why")
         self._products += 1 if v.dim() == 1 else v.shape[0]
         return total

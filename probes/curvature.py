@@ -36,8 +36,9 @@ from dissensus.probes.untouched import Mode
 __all__ = ["Curvature", "fastest_block"]
 
 LEAST, WIDER, CACHED = 4, (8, 16), 32 << 20
-"""The width of a block of a recorded program: 4, and more where so many vectors times what was recorded take no more
-than so many bytes. Matrix products are merged, and what passes between them should not leave the cache (measured)."""
+"""The width of a block of a recorded program without convolutions: 4, and more where so many vectors times what was
+recorded take no more than so many bytes. Matrix products are merged, and what passes between them should not leave the
+cache (measured)."""
 
 
 class Curvature(BatchSum):
@@ -66,15 +67,14 @@ class Curvature(BatchSum):
         )
         super().__init__(landscape, block, memory)
         self.route, self._given = route, block is not None
-        self._open = block is None and route == DEFAULT
+        self._open = block is None and route == DEFAULT and self.block != CONVOLVED
 
     def _build(self, index: int, *, lasting: bool) -> Built:
         if self.route == AUTO:
             self.route, self.block = fastest(self.landscape, index, self.block if self._given else None)
         built = build(self.landscape, index, self.route, lasting=lasting)
         if built.route == DEFAULT and self._open:  # the block stays what it was for the first batch
-            fits = max((width for width in WIDER if width * built.bytes <= CACHED), default=LEAST)
-            self.block = min(fits, CONVOLVED) if self.block == CONVOLVED else fits
+            self.block = max((width for width in WIDER if width * built.bytes <= CACHED), default=LEAST)
         self._open = False
         return built
 
