@@ -42,7 +42,7 @@ ONE_BY_ONE = 1 << 14
 """Gradients that do not lie side by side are computed one after the other by torch: well enough from that size on."""
 
 IN_CACHE = 1 << 20
-"""Smaller ones are computed apart and copied, unless those of all workers have more numbers, which would take memory."""
+"""Smaller ones are computed apart and copied, unless those of all workers are more numbers: that would take memory."""
 
 FEW_CLASSES = 16
 """Scores of fewer classes do not fill a register of the processor: torch is faster where samples lie side by side."""
