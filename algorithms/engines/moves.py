@@ -43,6 +43,9 @@ class Piece:
     rows: slice
     columns: slice
     parameter: torch.nn.Parameter
+    """Holds numbers during a move only: otherwise all that was moved last would stay alive until the next step."""
+    blank: Tensor
+    """What it holds otherwise: as many numbers, in the memory of one."""
     group: int
     """Which param group of the optimizer it is in."""
     options: int
@@ -83,8 +86,9 @@ class Move:
                 for k, (run, _) in enumerate(workers):
                     for rows in [slice(i, i + 1) for i in range(run.start, run.stop)] if apart else [run]:
                         shape = rows.stop - rows.start, columns.stop - columns.start
-                        p = torch.nn.Parameter(torch.zeros(shape, **kind))
-                        pieces.append(Piece(rows, columns, p, group * len(workers) + k, group))
+                        blank = torch.zeros((), **kind).expand(shape)
+                        p = torch.nn.Parameter(blank)
+                        pieces.append(Piece(rows, columns, p, blank, group * len(workers) + k, group))
                         held.setdefault(pieces[-1].group, []).append(p)
             self.pieces.append(pieces)
         given = [{**options, **own} for options in layout.options for _, own in workers]
@@ -137,6 +141,7 @@ class Move:
                 self._groups[i]["params"] = self._params[i]
             for piece in self.pieces[k]:
                 piece.parameter.grad = None
+                piece.parameter.data = piece.blank
         return moved
 
     def group(self, piece: Piece) -> dict[str, Any]:

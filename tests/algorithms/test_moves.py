@@ -222,3 +222,13 @@ def test_the_learning_rate_of_the_step_reaches_the_optimizer(schedules: dict) ->
     assert torch.equal(points(None, partial(optim.SGD, lr=0.25)), points(0.25, partial(optim.SGD, lr=7.0)))
     assert rates == [[0.3, 0.15], [0.25, 0.25], [0.25, 0.25]]
     assert not torch.equal(by_schedule, points(0.3, optim.SGD))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_was_moved_does_not_stay_alive(columnwise, apart):
+    moved = Moved(ELEMENTWISE["sgd"], 3, columnwise=columnwise, apart=apart)
+    held = [p for group in moved.move.optimizer.param_groups for p in group["params"]]
+    for _ in range(2):
+        assert all(p.untyped_storage().nbytes() == p.element_size() for p in held)
+        moved(torch.ones(3, COLUMNS.size).double(), torch.ones(3, COLUMNS.size).double(), None)
+    assert sum(p.numel() for p in held) == 3 * COLUMNS.size
