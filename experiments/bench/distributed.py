@@ -30,7 +30,7 @@ PARTS = ("loopback", "bandwidth", "latency", "noise", "memory")
 
 
 def bench_distributed(scale: Scale = "small", *, parts: Sequence[str] = PARTS, only: str = "") -> dict[str, Any]:
-    """Measures; `full` takes about half an hour. A JSON-able dictionary.
+    """Measures; `full` takes about an hour. A JSON-able dictionary; Ctrl-C leaves the settings that were done.
 
     Args:
         scale: how much.
@@ -43,21 +43,25 @@ def bench_distributed(scale: Scale = "small", *, parts: Sequence[str] = PARTS, o
         if part not in PARTS:
             raise ConfigError(f"parts must be among {', '.join(PARTS)}, got {part!r}")
     rows: list[dict[str, Any]] = []
-    skipped, failed = missing(), {}
-    for setting in settings(scale):
-        if setting.part in parts and only in setting.name:
-            if reason := _too_large(setting):
-                skipped[setting.name] = reason
-                continue
-            try:
-                rows += measured(setting, *_effort(scale, setting))
-            except NetworkError as error:
-                skipped[setting.part] = str(error)
-            except (RuntimeError, TimeoutError) as error:  # the other settings are not to blame
-                failed[f"{setting.part}: {setting.name}"] = str(error)
-    if "memory" in parts:
-        rows += memory_rows(scale, only)
+    skipped, failed, interrupted = missing(), {}, False
+    try:
+        for setting in settings(scale):
+            if setting.part in parts and only in setting.name:
+                if reason := _too_large(setting):
+                    skipped[setting.name] = reason
+                    continue
+                try:
+                    rows += measured(setting, *_effort(scale, setting))
+                except NetworkError as error:
+                    skipped[setting.part] = str(error)
+                except (RuntimeError, TimeoutError) as error:  # the other settings are not to blame
+                    failed[f"{setting.part}: {setting.name}"] = str(error)
+        if "memory" in parts:
+            rows += memory_rows(scale, only)
+    except KeyboardInterrupt:
+        interrupted = True
     return {
+        "interrupted": interrupted,
         "scale": scale,
         "cores": os.cpu_count(),
         "torch": str(torch.__version__),

@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(result)
     else:
         show(result)
+    if result.get("interrupted"):
+        raise KeyboardInterrupt  # what was measured until then has been printed
     return 1 if result.get("failed") else 0
 
 

@@ -249,6 +249,22 @@ def test_a_setting_that_fails_does_not_take_the_others_along(monkeypatch, capsys
     assert "loopback: 0.1M, n=4, sgd, ring: failed, worker process 3 ended" in capsys.readouterr().out
 
 
+def test_an_interrupt_keeps_the_settings_that_were_done(monkeypatch, capsys):
+    done = {"part": "loopback", "setting": "done"}
+
+    def interrupted(setting, *_):
+        if setting.size == 4:
+            raise KeyboardInterrupt
+        return [done]
+
+    monkeypatch.setattr(distributed, "settings", lambda scale: [SMALL, replace(SMALL, size=4), SMALL])
+    monkeypatch.setattr(distributed, "measured", interrupted)
+    assert main(["bench", "distributed", "--json"]) == 130
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rows"] == [done]
+    assert printed["interrupted"]
+
+
 def not_permitted(*_, **__):
     raise NetworkError("not permitted")
 
