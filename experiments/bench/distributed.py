@@ -18,7 +18,7 @@ from dissensus.experiments.bench.distributed_agreement import agreement
 from dissensus.experiments.bench.distributed_contenders import missing
 from dissensus.experiments.bench.distributed_group import Group
 from dissensus.experiments.bench.distributed_limits import verdict
-from dissensus.experiments.bench.distributed_memory import memory_rows
+from dissensus.experiments.bench.distributed_memory import memory, memory_cases
 from dissensus.experiments.bench.distributed_models import MODELS
 from dissensus.experiments.bench.distributed_settings import Scale, Setting, settings
 from dissensus.experiments.bench.distributed_worker import AHEAD, WARM
@@ -56,8 +56,11 @@ def bench_distributed(scale: Scale = "small", *, parts: Sequence[str] = PARTS, o
                     skipped[setting.part] = str(error)
                 except (RuntimeError, TimeoutError) as error:  # the other settings are not to blame
                     failed[f"{setting.part}: {setting.name}"] = str(error)
-        if "memory" in parts:
-            rows += memory_rows(scale, only)
+        for name, case in memory_cases(scale, only).items() if "memory" in parts else ():
+            try:
+                rows.append(memory(*case))
+            except RuntimeError as error:
+                failed[f"memory: {name}"] = str(error)
     except KeyboardInterrupt:
         interrupted = True
     return {

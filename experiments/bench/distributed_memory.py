@@ -8,6 +8,10 @@ the kernel (`VmHWM`) is reset before; malloc takes every block from 64 kB on fro
 *allocated*: the largest sum of tensors alive at once, from the allocations that torch's profiler records; this sees
 nothing but tensors.
 
+Memory that both processes have mapped (a message that one writes where the other reads it) exists once: in both counts
+each process has half of it, as the kernel reckons (`Pss`). Once used it stays, so that what is there after the steps is
+its peak.
+
 The batch is one sample, so activations are thousandths of the parameters.
 """
 
@@ -22,11 +26,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from dissensus.algorithms.engines.distributed.shared_room import HALL_BYTES, ROOM_BYTES
 from dissensus.experiments.bench.distributed_contenders import CONTENDERS, Contender, Post, missing
 from dissensus.experiments.bench.distributed_models import MODELS, Perceptron
 from dissensus.experiments.bench.simulate_memory import peak_resident, reset_peak, resident
@@ -38,17 +44,20 @@ SIZE, WARM, STEPS = 2, 3, 3
 TIME_OUT = 180.0
 """Seconds after which the processes are given up."""
 
+MAPPED = {HALL_BYTES, ROOM_BYTES}
+"""What torch records when shared memory is mapped: address space, of which what is used is counted apart."""
+
 MARK = 777_777
 """Bytes of a tensor that is made to be found again among the recorded allocations."""
 
 
-def memory_rows(scale: str, only: str = "", model: str = "50M") -> list[dict[str, Any]]:
-    """A row for every contender and optimizer; small: for two that a limit speaks of."""
+def memory_cases(scale: str, only: str = "", model: str = "50M") -> dict[str, tuple[str, str, str]]:
+    """Contender, optimizer and model of every row, by name; small: two that a limit speaks of."""
     lacking = missing()
     others = [(who, o) for o in ("sgd", "adam") for who in ("local", "ours", "ddp", "decent-dp")]
     cases = list(dict.fromkeys([*LIMITS, *others])) if scale == "full" else list(LIMITS)[:2]
-    names = {(who, o): f"{model}, n={SIZE}, {o}, {who}" for who, o in cases}
-    return [memory(who, o, model) for who, o in cases if who not in lacking and only in names[who, o]]
+    named = {f"{model}, n={SIZE}, {o}, {who}": (who, o, model) for who, o in cases if who not in lacking}
+    return {name: case for name, case in named.items() if only in name}
 
 
 def memory(who: str, optimizer: str, model: str) -> dict[str, Any]:
@@ -108,17 +117,33 @@ def measure(who: str, optimizer: str, case: Perceptron, worker: int) -> dict[str
     small = replace(post, case=replace(case, widths=(8, 8, 4)))
     _steps(CONTENDERS[who](small), WARM)  # libraries make room at their first use
     gc.collect()
-    before = resident()
+    (mapped, own), size = _shared(), resident()
+    before = size - mapped + own
     contender = CONTENDERS[who](post)
     _steps(contender, WARM)
     gc.collect()
-    rest = resident() - before
+    rest = resident()
     reset_peak()
     _steps(contender, STEPS)
-    peak = peak_resident() - before
+    peak = peak_resident()
+    mapped, after = _shared()
+    rest, peak = (found - mapped + after - before for found in (rest, peak))
+    dist.barrier()
     del contender
     gc.collect()
-    return {"resident": peak, "at_rest": rest, "allocated": _allocated(lambda: CONTENDERS[who](post))}
+    return {"resident": peak, "at_rest": rest, "allocated": _allocated(lambda: CONTENDERS[who](post)) + after - own}
+
+
+def _shared() -> tuple[int, int]:
+    """Bytes of shared memory that this process has mapped, and what of them counts as its own."""
+    rollup = Path("/proc/self/smaps_rollup")
+    if not rollup.exists():
+        return 0, 0
+    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    mapped = next((int(line.split()[1]) for line in status if line.startswith("RssShmem")), 0)
+    lines = rollup.read_text(encoding="utf-8").splitlines()
+    own = next((int(line.split()[1]) for line in lines if line.startswith("Pss_Shmem")), 0)
+    return 1024 * mapped, 1024 * own
 
 
 def _allocated(make: Callable[[], Contender]) -> int:
@@ -129,7 +154,7 @@ def _allocated(make: Callable[[], Contender]) -> int:
         torch.empty(MARK, dtype=torch.uint8)
         _steps(contender, STEPS)
     recorded: Any = profile.profiler
-    events = [e for e in recorded.kineto_results.events() if e.name() == "[memory]"]
+    events = [e for e in recorded.kineto_results.events() if e.name() == "[memory]" and abs(e.nbytes()) not in MAPPED]
     now = peak = 0
     marked = False
     for event in sorted(events, key=lambda e: e.start_ns()):

@@ -24,8 +24,8 @@ from dissensus.algorithms.engines.distributed.wire import Wire
 
 HERE = Path(__file__)
 N, STEPS = 4, 7
-LONGEST_BYTES, ROOM_BYTES = 1 << 20, 8 << 20
-"""Smaller than outside of tests, so that small messages are too long and fill a room."""
+SHORT_BYTES, ROOM_BYTES = 1 << 20, 8 << 20
+"""Smaller than outside of tests, so that small messages are long and fill a room."""
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ring": ("dsgd", "ring", {}),
     "one peer at a time": ("dsgd", "one-peer-exponential", {}),
@@ -35,19 +35,19 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "several buckets": ("dsgd", "complete", {"fused": True}),
     "bfloat16": ("dsgd", "ring", {"message_dtype": torch.bfloat16}),
     "a trace": ("dsgd", "ring", {"timeline": Timeline}),
-    "a model that grows too long": ("dsgd", "ring", {"fused": True}),
+    "a model that grows long": ("dsgd", "ring", {"fused": True}),
 }
 
 
 @contextmanager
-def cramped() -> Iterator[None]:
+def cramped(short: int = SHORT_BYTES) -> Iterator[None]:
     """In this process messages are long and rooms are full from those sizes on."""
-    before = wires.LONGEST_BYTES, shared_room.ROOM_BYTES
-    wires.LONGEST_BYTES, shared_room.ROOM_BYTES = LONGEST_BYTES, ROOM_BYTES
+    before = wires.SHORT_BYTES, shared_room.ROOM_BYTES
+    wires.SHORT_BYTES, shared_room.ROOM_BYTES = short, ROOM_BYTES
     try:
         yield
     finally:
-        wires.LONGEST_BYTES, shared_room.ROOM_BYTES = before
+        wires.SHORT_BYTES, shared_room.ROOM_BYTES = before
 
 
 def wide() -> torch.nn.Module:
@@ -67,50 +67,55 @@ def wider() -> torch.nn.Module:
     return model
 
 
-BUILT = {"several buckets": wide, "a model that grows too long": wider}
+BUILT = {"several buckets": wide, "a model that grows long": wider}
 
 
-@cramped()
-def trained(way: str) -> dict[str, tuple[torch.Tensor, int, int]]:
-    """Where this process ends in every case, how many messages went through memory, and how many there were."""
+def trained(way: str, short: int = SHORT_BYTES) -> dict[str, tuple[torch.Tensor, int, int, int]]:
+    """Where this process ends in every case, and how many messages were left, delivered, and sent in any way."""
     os.environ[VARIABLE] = way
     worker, found = dist.get_rank(), {}
-    for case, (name, topology, options) in CASES.items():
-        model = BUILT.get(case, net)()
-        options = {k: v(traced=True) if k == "timeline" else v for k, v in options.items()}
-        inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        opt = dissensus.decentralize(inner, model, algorithm=name, topology=topology, timeout=30.0, **options)
-        for t in range(STEPS):
-            opt.zero_grad()
-            squared(model, t, worker).backward()
-            opt.step()
-            if t == 3:
-                opt.settle()
-                model.requires_grad_(True)
-        opt.settle()
-        sent = sum(line._sent for line in opt.wire.lines.values())
-        found[case] = flat(model).clone(), sent, opt.timeline.counts["messages"]
+    with cramped(short):
+        for case, (name, topology, options) in CASES.items():
+            model = BUILT.get(case, net)()
+            options = {k: v(traced=True) if k == "timeline" else v for k, v in options.items()}
+            inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+            opt = dissensus.decentralize(inner, model, algorithm=name, topology=topology, timeout=30.0, **options)
+            for t in range(STEPS):
+                opt.zero_grad()
+                squared(model, t, worker).backward()
+                opt.step()
+                if t == 3:
+                    opt.settle()
+                    model.requires_grad_(True)
+            opt.settle()
+            left, sent = (sum(getattr(line, kind) for line in opt.wire.lines.values()) for kind in ("left", "sent"))
+            found[case] = flat(model).clone(), left, sent - left, opt.timeline.counts["messages"]
     del os.environ[VARIABLE]
     return found
 
 
 def test_all_is_equal_to_the_bit_to_what_it_is_over_gloo(processes: Pool) -> None:
-    memory, gloo = (processes.run(N, f"{HERE}:trained", way=way) for way in ("memory", "gloo"))
+    ways = [("memory", SHORT_BYTES), ("memory", 0), ("gloo", SHORT_BYTES)]
+    memory, delivered, gloo = (processes.run(N, f"{HERE}:trained", way=way, short=short) for way, short in ways)
     for case in CASES:
-        for here, there in zip(memory, gloo, strict=True):
+        for here, all_long, there in zip(memory, delivered, gloo, strict=True):
             assert torch.equal(here[case][0], there[case][0]), case
-            assert here[case][2] == there[case][2] > STEPS, case
-            assert there[case][1] == 0, case
+            assert torch.equal(all_long[case][0], there[case][0]), case
+            assert here[case][3] == all_long[case][3] == there[case][3] > STEPS, case
+            assert there[case][1:3] == (0, 0), case
+            assert all_long[case][1:3] == (0, all_long[case][3]), case
+            assert sum(here[case][1:3]) == here[case][3], case
             if BUILT.get(case) is wider:
-                assert 0 < here[case][1] < here[case][2]
+                assert min(here[case][1:3]) > 0
             else:
-                assert here[case][1] == here[case][2], case
+                assert here[case][2] == 0, case
 
 
 @cramped()
-def streamed(sizes: list[int], window: int) -> list[list[int]]:
+def streamed(sizes: list[int], window: int, wanted: bool) -> list[list[int]]:
     """Messages from process to process round a directed circle, so many in the air; whether each was as it should."""
     wire = Wire(timeout=20.0)
+    wires.SHORT_BYTES = 0 if wanted else SHORT_BYTES
     to, of = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
 
     def message(who: int, t: int) -> torch.Tensor:
@@ -118,24 +123,25 @@ def streamed(sizes: list[int], window: int) -> list[list[int]]:
 
     air, wrong = [], []
     for t in range(40):
-        into = torch.empty(sizes[t % len(sizes)])
-        air.append((t, into, wire.post([(to, message(wire.rank, t))], [(of, into)], what="exchange", step=t)))
+        size = sizes[t % len(sizes)]
+        into = wire.inbox((size,), torch.float32) if wanted else torch.empty(size)
+        sends, receives = [(to, message(wire.rank, t))], [(of, into)]
+        air.append((t, into, wire.post(sends, receives, what="exchange", step=t, wanted=wanted)))
         while len(air) > (window if t < 39 else 0):
             s, box, flight = air.pop(0)
             wire.land(flight)
             if not torch.equal(box, message(of, s)):
                 wrong.append(s)
-    return [wrong, [wire.lines[to]._sent]]
+    return [wrong, [wire.lines[to].sent]]
 
 
-@pytest.mark.parametrize(
-    "sizes", [[10], [100_000, 7, 2 * LONGEST_BYTES // 4], [200_000]], ids=["tiny", "mixed", "full"]
-)
-def test_many_in_the_air_on_a_directed_circle(sizes: list[int], processes: Pool) -> None:
+@pytest.mark.parametrize("sizes", [[10], [100_000, 7, 2 * SHORT_BYTES // 4], [200_000]], ids=["tiny", "mixed", "full"])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_many_in_the_air_on_a_directed_circle(sizes: list[int], wanted: bool, processes: Pool) -> None:
     window = 30
-    for wrong, sent in processes.run(3, f"{HERE}:streamed", sizes=sizes, window=window):
+    for wrong, sent in processes.run(3, f"{HERE}:streamed", sizes=sizes, window=window, wanted=wanted):
         assert not wrong
-        assert sent == [40 if len(sizes) == 1 else 27]
+        assert sent == [40 if wanted or len(sizes) == 1 else 27]
     assert window * 4 * 200_000 > ROOM_BYTES
 
 
@@ -160,22 +166,48 @@ def test_one_is_far_ahead_and_waits_for_nobody(processes: Pool) -> None:
     assert processes.run(2, f"{HERE}:far_ahead") == [[float(t) for t in range(60)]] * 2
 
 
-def skipped() -> str:
-    wire = Wire(timeout=20.0)
-    other = 1 - wire.rank
-    try:
-        for t in (4, 5, 6) if wire.rank == 0 else (4, 6):
-            box = torch.empty(3)
-            wire.land(wire.post([(other, torch.zeros(3))], [(other, box)], what="exchange", step=t))
-    except dissensus.algorithms.PeerError as error:
-        return str(error)
-    return ""
+@cramped(0)
+def settled_alone(folder: str) -> bool:
+    """Process 0 waits for what is under way; process 1 does nothing for it, and has not even been ready for it."""
+    wire, done = Wire(timeout=20.0), Path(folder) / "done"
+    other, own = 1 - wire.rank, torch.full((9,), float(wire.rank))
+    box = wire.inbox((9,), torch.float32)
+    if wire.rank == 0:
+        time.sleep(0.2)
+    flight = wire.post([(other, own)], [(other, box)], what="exchange", step=0, wanted=True)
+    if wire.rank == 0:
+        wire.land(flight)
+        done.touch()
+    until = time.monotonic() + 15.0
+    while not done.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    wire.land(flight)
+    return box.tolist() == [float(other)] * 9 and time.monotonic() < until
 
 
-def test_a_process_that_has_skipped_a_step_is_found_out_at_once(processes: Pool) -> None:
-    for said in processes.run(2, f"{HERE}:skipped"):
-        assert re.search(r"lost its peer at step [56], exchange, receiving from process [01]", said), said
-        assert re.search(r"sent the message of step [56] where that of step [56] is due|others have ended", said), said
+def test_who_settles_alone_needs_nobody_else_to_wait(processes: Pool, tmp_path: Path) -> None:
+    assert processes.run(2, f"{HERE}:settled_alone", folder=str(tmp_path)) == [True, True]
+
+
+def skipped(short: int) -> str:
+    with cramped(short):
+        wire = Wire(timeout=20.0)
+        other = 1 - wire.rank
+        try:
+            for t in (4, 5, 6) if wire.rank == 0 else (4, 6):
+                box = torch.empty(3) if short else wire.inbox((3,), torch.float32)
+                flight = wire.post([(other, torch.zeros(3))], [(other, box)], what="exchange", step=t, wanted=True)
+                wire.land(flight)
+        except dissensus.algorithms.PeerError as error:
+            return str(error)
+        return ""
+
+
+@pytest.mark.parametrize("short", [SHORT_BYTES, 0], ids=["left", "delivered"])
+def test_a_process_that_has_skipped_a_step_is_found_out_at_once(short: int, processes: Pool) -> None:
+    for said in processes.run(2, f"{HERE}:skipped", short=short):
+        assert re.search(r"lost its peer at step [56], exchange, (receiving from|sending to) process [01]", said), said
+        assert re.search(r"the message of step [56] where that of step [56] is due|others have ended", said), said
 
 
 def ended(folder: str) -> str:

@@ -164,6 +164,13 @@ def test_memory_row():
     json.dumps(row, allow_nan=False)
 
 
+@pytest.mark.slow
+def test_a_message_that_is_delivered_counts_once():
+    per = memory("ours", "sgd", "50M")["bytes_per_parameter"]
+    assert per["allocated"] == pytest.approx(12, abs=0.2)
+    assert per["resident"] == pytest.approx(12, abs=0.5)
+
+
 def test_a_row_of_memory_with_a_limit(monkeypatch):
     found = [{"resident": 12.0, "allocated": 12.6, "at_rest": 12.0}, {"resident": 11.0, "allocated": 9, "at_rest": 8}]
     d = MODELS["50M"].d
@@ -247,6 +254,19 @@ def test_a_setting_that_fails_does_not_take_the_others_along(monkeypatch, capsys
     monkeypatch.setattr(distributed, "measured", failing)
     assert main(["bench", "distributed", "--only", "loopback"]) == 1
     assert "loopback: 0.1M, n=4, sgd, ring: failed, worker process 3 ended" in capsys.readouterr().out
+
+
+def test_a_row_of_memory_that_fails_does_not_take_the_others_along(monkeypatch, capsys):
+    def failing(who, optimizer, model):
+        if who == "ours":
+            raise RuntimeError("worker process 1 ended")
+        return {"part": "memory", "setting": "done"}
+
+    monkeypatch.setattr(distributed, "memory", failing)
+    assert main(["bench", "distributed", "--only", "memory", "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["failed"] == {"memory: 50M, n=2, sgd, ours": "worker process 1 ended"}
+    assert [row["setting"] for row in printed["rows"]] == ["done"]
 
 
 def test_an_interrupt_keeps_the_settings_that_were_done(monkeypatch, capsys):

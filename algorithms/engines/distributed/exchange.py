@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ class Exchange:
         self.topology, self._message_dtype = topology, message_dtype
         self.some_say_nothing = False
         """Whether messages must be looked at: some may come from an isolated worker (`isolation`)."""
-        self._room: dict[tuple[torch.Size, torch.dtype, torch.device], list[Tensor]] = {}
+        self._room: dict[tuple[torch.Size, torch.dtype, torch.device, bool], list[Tensor]] = {}
 
     def post(self, t: int, value: Tensor, what: str = "exchange") -> Ticket:
         """Sends the rows of `value` to whoever hears them in round t. They must stay as they are until taken."""
@@ -79,9 +80,10 @@ class Exchange:
         if short is not None and short != value.dtype and value.is_floating_point() and not part.silent:
             sent = self._borrow(value.shape, short, value.device).copy_(value)
         outgoing = [(q, _rows(sent, rows)) for q, rows in part.sends]
-        inboxes = [self._borrow((len(who), *value.shape[1:]), sent.dtype, value.device) for _, who in part.receives]
+        shapes = [(q, (len(who), *value.shape[1:])) for q, who in part.receives]
+        inboxes = [self._borrow(shape, sent.dtype, value.device, of=q) for q, shape in shapes]
         incoming = [(q, box) for (q, _), box in zip(part.receives, inboxes, strict=True)]
-        flight = self.wire.post(outgoing, incoming, what=what, step=t)
+        flight = self.wire.post(outgoing, incoming, what=what, step=t, wanted=True)
         return Ticket(t, value, sent, inboxes, flight, part)
 
     def take(self, ticket: Ticket, share: float | Tensor = 1.0, *, overwrite: bool = False) -> Tensor:
@@ -166,13 +168,20 @@ class Exchange:
         heard = torch.from_numpy(part.heard).to(like.device, like.dtype)
         return own, list(heard.split([len(who) for _, who in part.receives], dim=1))
 
-    def _borrow(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Room for a message, kept from step to step: fresh pages would cost as much as the message."""
-        spare = self._room.get((torch.Size(shape), dtype, device))
-        return spare.pop() if spare else torch.empty(*shape, dtype=dtype, device=device)
+    def _borrow(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, of: int | None = None) -> Tensor:
+        """Room for a message, kept from step to step: fresh pages would cost as much as the message.
+
+        Room for one `of` another process lies where that process can write to, if it delivers such messages.
+        """
+        delivered = of is not None and self.wire.delivers(of, prod(shape) * dtype.itemsize, device)
+        spare = self._room.get((torch.Size(shape), dtype, device, delivered))
+        if spare:
+            return spare.pop()
+        return self.wire.inbox(shape, dtype) if delivered else torch.empty(*shape, dtype=dtype, device=device)
 
     def _give_back(self, room: Tensor) -> None:
-        self._room.setdefault((room.shape, room.dtype, room.device), []).append(room)
+        key = room.shape, room.dtype, room.device, self.wire.is_inbox(room)
+        self._room.setdefault(key, []).append(room)
 
 
 def finite(value: Tensor) -> bool:

@@ -1,50 +1,66 @@
-"""A line between two processes of one host: messages lie in memory that both have mapped, a socket is the doorbell.
+"""A line between two processes of one host: messages lie in memory that both have mapped, a doorbell says where.
 
-The transport's own way costs a small message two copies by the kernel and the waking of four threads. Here whoever
-sends copies it into the room of the receiver and rings, and the receiver copies it out. Nobody else is woken.
+The transport's own way costs a message two copies by the kernel and the waking of four threads. Here whoever sends
+copies it to where the receiver finds it, and rings (`doorbell`). There are two ways.
 
-The doorbell is a connected pair of Unix sockets. It orders the writes to the memory, it can be waited for with a time
-limit, and it closes when the other process ends, however it ends. Two things are said over it, in records of one
-length: that a message lies *there* (with its size, its kind of numbers and its tag), and that what lay there *was
-read*. The latter travels with the next message the other way, or once enough of it has come together: it wakes nobody
-by itself.
+*Left in the room* (`send`, `receive`), for short messages: the sender finds a place in the room of the receiver, who
+copies the message out and says some time later that it was read: with the next message the other way, or once enough of
+it has come together. Sending never waits, however far the receiver is behind; where the room is full the record says
+so, and the message itself goes the transport's own way.
 
-The messages of a line come in the order in which they were sent, and are held against what was expected in that order:
-a process that has skipped a step is found out at once. Sending never waits. Where the room is full (the receiver is
-several messages behind) the record says so, and the message itself goes the transport's own way.
+*Delivered* (`deliver`, `want`), for long ones: the receiver says where it wants the message, in its own hall, and the
+sender writes it there, so that it is in memory once and is mixed where it lies. A sender who has not heard yet where to
+leaves the message to a thread that does it as soon as it is known, and waits for that thread before the message is
+overwritten.
+
+The messages of a line come in the order in which they were sent, each way for itself, and are held against what was
+expected in that order: a process that has skipped a step is found out at once.
 """
 
 from __future__ import annotations
 
-import select
-import socket
-import struct
+import atexit
 import threading
-import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from dissensus.algorithms.engines.distributed.shared_room import ROOM_BYTES, Room
+from dissensus.algorithms.engines.distributed.doorbell import Doorbell, Record
+from dissensus.algorithms.engines.distributed.same_host import End
+from dissensus.algorithms.engines.distributed.shared_room import ROOM_BYTES
 
-LONGEST_BYTES = 32 << 20
-"""Messages of so many bytes, or so many together in a round, go the transport's own way, which takes a copy less."""
+SHORT_BYTES = 32 << 20
+"""Messages of fewer bytes, or fewer together in a round, are left in the room; others are delivered."""
 CONFIRMED = 16
 """After so many messages the other process is told that they were read, at the latest."""
 BESIDE = 1 << 29
 """Tags from here on are of messages for which there was no room, counted."""
-RECORD = struct.Struct("=Iiqqq")
-"""What is said, of a message of which kind, size and tag, and where it lies."""
-MESSAGE, READ = 1, 2
+MESSAGE, READ, WANTED, DELIVERED = 1, 2, 3, 4
 ELSEWHERE = -1
-"""Where a message is that did not find room."""
+"""Where a message is that did not find room, or is not the one that was wanted."""
+LAST_BREATH = 2.0
+"""Seconds that a delivery has to end when the process does."""
+
+
+class About(NamedTuple):
+    """What a message is."""
+
+    kind: int
+    size: int
+    tag: int
+
+    @classmethod
+    def of(cls, value: Tensor, tag: int) -> About:
+        """Of a tensor."""
+        return cls(_kind(value.dtype), value.nbytes, tag)
 
 
 @dataclass(eq=False)
@@ -52,10 +68,20 @@ class Awaited:
     """A message that is to come."""
 
     into: Tensor
-    tag: int
+    about: About
     come: bool = False
     beside: Any = None
     """The transport's work, if it comes the transport's way."""
+    error: str = ""
+
+
+@dataclass(eq=False)
+class Owed:
+    """A message that is to be delivered."""
+
+    value: Tensor
+    about: About
+    gone: bool = False
     error: str = ""
 
 
@@ -68,11 +94,26 @@ class Receiving:
     def wait(self, limit: timedelta | None = None) -> None:
         """Until it has come, or for so long."""
         awaited = self._awaited
-        self._line.bring(awaited, limit)
+        self._line.until(lambda: awaited.come, limit)
         if awaited.error:
             raise RuntimeError(awaited.error)
         if awaited.beside is not None:
             awaited.beside.wait(*([] if limit is None else [limit]))
+
+
+class Delivering:
+    """Waits until a message is where it is wanted: it may be overwritten then."""
+
+    def __init__(self, line: Line, owed: Owed) -> None:
+        self._line, self._owed = line, owed
+
+    def wait(self, limit: timedelta | None = None) -> None:
+        """Until it is there, or for so long."""
+        owed = self._owed
+        if not owed.gone:
+            self._line.until(lambda: owed.gone, limit)
+        if owed.error:
+            raise RuntimeError(owed.error)
 
 
 class Sent:
@@ -91,159 +132,182 @@ class Sent:
 class Line:
     """This process's end of a line."""
 
-    def __init__(self, bell: socket.socket, here: Room, there: Room, *, group: Any, place: int, limit: float) -> None:
-        """`here` is what the other process writes to, `there` what this one does.
+    def __init__(self, end: End, *, group: Any, place: int, limit: float) -> None:
+        """What finds no room goes over `group`, where the other process has this `place`.
 
-        What finds no room goes over `group`, where the other process has this `place`; `limit` is how many seconds a
-        message has to come in, unless another limit is given.
+        `limit` is how many seconds a message has to come in, unless another limit is given.
         """
-        self.bell, self._here, self._there = bell, here, there
-        self._group, self._place, self._limit = group, place, limit
-        bell.setblocking(False)
-        self._heard, self._unsaid = bytearray(), bytearray()
+        self._here, self._there, self._theirs = end.here, end.there, end.theirs
+        self._group, self._place = group, place
+        self.bell = Doorbell(end.bell, self._heard, limit)
+        self.sent, self.left = 0, 0
+        """How many messages have gone this way, and how many of them were left in the room."""
+        self._received = 0
         self._expected: deque[Awaited] = deque()
-        self._rung: deque[tuple[int, int, int, int]] = deque()
-        self._sent, self._received = 0, 0
+        self._rung: deque[tuple[About, int]] = deque()
+        self._wanted_here: deque[Awaited] = deque()
+        self._wanted_there: deque[tuple[About, int]] = deque()
+        self._owed: deque[Owed] = deque()
+        self._paying = False
         self._unconfirmed = 0
         """Bytes that were read here, of which the other process does not know yet."""
-        self._lock = threading.Lock()
-        self._somebody_waits = self._flushing = False
-        self._closed = ""
-        weakref.finalize(self, bell.close)
 
     def send(self, value: Tensor, tag: int) -> Any:
         """Leaves a contiguous tensor for the other process, without waiting for anybody. A work of the transport."""
-        number, self._sent = self._sent, self._sent + 1
-        with self._lock:
+        about = About.of(value, tag)
+        self.sent += 1
+        number, self.left = self.left, self.left + 1
+        with self.bell.lock:
             at = self._there.take(value.nbytes)
-            if at is None and not self._somebody_waits:
-                with suppress(RuntimeError):
-                    self._listen()
+            if at is None:
+                self._look()
                 at = self._there.take(value.nbytes)
             if at is not None:
                 self._there.write(at, value)
-            self._say(MESSAGE, value.nbytes, _kind(value), tag, ELSEWHERE if at is None else at)
-            self._flush()
-        if at is None and not self._closed:
+            self._say(MESSAGE, about, ELSEWHERE if at is None else at)
+        if at is None and not self.bell.closed:
             return self._group.send([value], self._place, BESIDE + number % BESIDE)
-        return Sent(self._closed)
+        return Sent(self.bell.closed)
 
     def receive(self, into: Tensor, tag: int) -> Receiving:
-        """Expects the next message, in a contiguous tensor."""
-        awaited = Awaited(into, tag)
-        with self._lock:
+        """Expects the next message that is left here, in a contiguous tensor."""
+        awaited = Awaited(into, About.of(into, tag))
+        with self.bell.lock:
             self._expected.append(awaited)
         return Receiving(self, awaited)
 
-    def bring(self, awaited: Awaited, limit: timedelta | None = None) -> None:
-        """Waits for a message, and takes in what comes before it."""
-        until = time.monotonic() + (self._limit if limit is None else limit.total_seconds())
-        while True:
-            with self._lock:
-                self._somebody_waits = False
-                self._take_in()
-                while not awaited.come and self._listen():
-                    self._take_in()
-                if awaited.come:
-                    return
-                self._somebody_waits = True
-            if not self._ready(select.POLLIN, until - time.monotonic()):
-                self._somebody_waits = False
-                raise RuntimeError("timed out")
+    def deliver(self, value: Tensor, tag: int) -> Delivering:
+        """Writes a contiguous tensor to where the other process wants it, once that is known."""
+        owed = Owed(value, About.of(value, tag))
+        self.sent += 1
+        with self.bell.lock:
+            self._owed.append(owed)
+            self._look()
+            self._pay()
+            if not owed.gone and not self._paying:
+                self._paying = True
+                thread = threading.Thread(target=self._pay_all, daemon=True)
+                _PAYING[thread] = self
+                thread.start()
+        return Delivering(self, owed)
+
+    def want(self, into: Tensor, at: int, tag: int) -> Receiving:
+        """Wants the next message that is delivered in a tensor that lies there in the own hall."""
+        awaited = Awaited(into, About.of(into, tag))
+        with self.bell.lock:
+            self._wanted_here.append(awaited)
+            self._say(WANTED, awaited.about, at)
+        return Receiving(self, awaited)
+
+    def until(self, happened: Callable[[], bool], limit: timedelta | None = None) -> None:
+        """Waits for something, and meanwhile does what can be done."""
+        self.bell.until(happened, self._act, limit)
 
     def shut(self) -> None:
         """Ends whatever waits at this line, at both ends and from any thread."""
-        with suppress(OSError):
-            self.bell.shutdown(socket.SHUT_RDWR)
+        self.bell.shut()
+
+    def _act(self) -> None:
+        self._take_in()
+        self._pay()
+
+    def _heard(self, record: Record) -> None:
+        what, kind, size, tag, at = record
+        if what == READ:
+            self._there.give_back(at)
+        elif what == MESSAGE:
+            self._rung.append((About(kind, size, tag), at))
+        elif what == WANTED:
+            self._wanted_there.append((About(kind, size, tag), at))
+        else:
+            awaited = self._wanted_here.popleft()
+            awaited.error, awaited.come = _unlike(awaited.about, About(kind, size, tag)), True
 
     def _take_in(self) -> None:
-        """Copies out what has come and was expected."""
+        """Copies out what was left here and was expected."""
         while self._rung and self._expected:
-            awaited, (size, kind, tag, at) = self._expected.popleft(), self._rung.popleft()
+            awaited, (about, at) = self._expected.popleft(), self._rung.popleft()
             number, self._received = self._received, self._received + 1
-            into = awaited.into
-            if (size, kind, tag) != (into.nbytes, _kind(into), awaited.tag):
-                awaited.error = _unlike(awaited, size, kind, tag)
+            awaited.error = _unlike(awaited.about, about)
+            if awaited.error:
+                pass
             elif at == ELSEWHERE:
-                awaited.beside = self._group.recv([into], self._place, BESIDE + number % BESIDE)
+                awaited.beside = self._group.recv([awaited.into], self._place, BESIDE + number % BESIDE)
             else:
-                self._here.read(at, into)
-                self._say(READ, size, kind, tag, at)
-                self._unconfirmed += size
+                self._here.read(at, awaited.into)
+                self.bell.say(READ, *about, at)
+                self._unconfirmed += about.size
             awaited.come = True
-        if len(self._unsaid) > CONFIRMED * RECORD.size or self._unconfirmed > ROOM_BYTES // 4:
+        if self.bell.unsaid > CONFIRMED or self._unconfirmed > ROOM_BYTES // 4:
             self._flush()
 
-    def _listen(self) -> bool:
-        """Whether something was said by the other process; raises when it has ended."""
-        try:
-            said = self.bell.recv(1 << 12)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise RuntimeError(f"Connection closed: {error}") from error
-        if not said:
-            raise RuntimeError("Connection closed by the other process")
-        self._heard += said
-        whole = len(self._heard) // RECORD.size * RECORD.size
-        for what, kind, size, tag, at in RECORD.iter_unpack(bytes(self._heard[:whole])):
-            if what == READ:
-                self._there.give_back(at)
-            else:
-                self._rung.append((size, kind, tag, at))
-        del self._heard[:whole]
-        return True
+    def _pay(self) -> None:
+        """Writes what is owed to where it is wanted."""
+        while self._owed and self._wanted_there:
+            owed, (about, at) = self._owed.popleft(), self._wanted_there.popleft()
+            owed.error = _unlike(about, owed.about, "this process has")
+            if not owed.error:
+                self._theirs.write(at, owed.value)
+            self._say(DELIVERED, owed.about, ELSEWHERE if owed.error else at)
+            owed.error = owed.error or self.bell.closed
+            owed.gone = True
 
-    def _say(self, what: int, size: int, kind: int, tag: int, at: int) -> None:
-        self._unsaid += RECORD.pack(what, kind, size, tag, at)
+    def _pay_all(self) -> None:
+        """The same in a thread of its own, until nothing is owed: the loop goes on meanwhile."""
+        with suppress(RuntimeError):  # whoever waits for the message is told
+            while self._still_owes():
+                self.until(lambda: not self._owed)
+        self._paying = False
+
+    def _still_owes(self) -> bool:
+        with self.bell.lock:
+            self._paying = bool(self._owed)
+            return self._paying
+
+    def _look(self) -> None:
+        """Listens for a moment, unless another thread does."""
+        if not self.bell.attended:
+            with suppress(RuntimeError):
+                self.bell.listen()
+
+    def _say(self, what: int, about: About, at: int) -> None:
+        self.bell.say(what, *about, at)
+        self._flush()
 
     def _flush(self) -> None:
-        """Says what is unsaid, as far as the socket takes it."""
-        if not self._unsaid or self._closed:
-            return
         self._unconfirmed = 0
-        try:
-            del self._unsaid[: self.bell.send(self._unsaid, socket.MSG_NOSIGNAL)]
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self._closed = f"Connection closed: {error}"
-            return
-        if self._unsaid and not self._flushing:
-            self._flushing = True
-            threading.Thread(target=self._flush_all, daemon=True).start()
-
-    def _flush_all(self) -> None:
-        """Says the rest when the other process listens again: whoever has something to say may have to compute."""
-        while self._unsaid and not self._closed:
-            self._ready(select.POLLOUT, self._limit)
-            with self._lock:
-                self._flush()
-        self._flushing = False
-
-    def _ready(self, event: int, seconds: float) -> bool:
-        """Waits for the socket."""
-        bell = select.poll()
-        bell.register(self.bell, event)
-        return seconds > 0 and bool(bell.poll(1000 * seconds))
+        self.bell.flush()
 
 
-def _kind(value: Tensor) -> int:
-    found = _KINDS.get(value.dtype)
+_PAYING: weakref.WeakKeyDictionary[threading.Thread, Line] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_deliveries() -> None:
+    """A thread that is inside of torch when the interpreter ends would abort the process."""
+    for thread, line in list(_PAYING.items()):
+        line.shut()
+        thread.join(LAST_BREATH)
+
+
+def _kind(dtype: torch.dtype) -> int:
+    found = _KINDS.get(dtype)
     if found is None:
-        found = _KINDS[value.dtype] = crc32(str(value.dtype).encode()) >> 1
+        found = _KINDS[dtype] = crc32(str(dtype).encode()) >> 1
     return found
 
 
 _KINDS: dict[torch.dtype, int] = {}
 
 
-def _unlike(awaited: Awaited, size: int, kind: int, tag: int) -> str:
-    """In which way a message is not the one that was expected."""
-    into = awaited.into
-    if tag != awaited.tag:
-        return f"it sent the message of step {tag} where that of step {awaited.tag} is due: it has gone another way"
-    if size != into.nbytes:
-        return f"it sent {size} bytes where {into.nbytes} are due: its model or its topology is another"
-    said = next((str(dtype) for dtype, number in _KINDS.items() if number == kind), "another dtype")
-    return f"it sent numbers of {said} where {into.dtype} is due"
+def _unlike(due: About, found: About, whose: str = "it sent") -> str:
+    """In which way a message is not the one that is due; nothing if it is."""
+    if found == due:
+        return ""
+    if found.tag != due.tag:
+        return f"{whose} the message of step {found.tag} where that of step {due.tag} is due: it has gone another way"
+    if found.size != due.size:
+        return f"{whose} {found.size} bytes where {due.size} are due: its model or its topology is another"
+    names = {number: str(dtype) for dtype, number in _KINDS.items()}
+    said = (names.get(about.kind, "another dtype") for about in (found, due))
+    return "{} numbers of {} where {} is due".format(whose, *said)

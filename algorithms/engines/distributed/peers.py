@@ -25,6 +25,7 @@ from dissensus.algorithms.engines.distributed.letterbox import Letterbox, Place,
 from dissensus.algorithms.engines.distributed.line import Line
 from dissensus.algorithms.engines.distributed.membership import CALLED
 from dissensus.algorithms.engines.distributed.same_host import Door, End, check_settings
+from dissensus.algorithms.engines.distributed.shared_room import Hall
 from dissensus.algorithms.engines.distributed.timeline import Timeline
 from dissensus.algorithms.errors import AlgorithmError
 
@@ -74,7 +75,9 @@ class Peers:
         self.places: Mapping[int, Place] = {}
         self.words: LastWords | None = None
         self.lines: Mapping[int, Line] = {}
-        """To the processes of this host, whom messages that are not very long reach through memory."""
+        """To the processes of this host, whom messages reach through memory."""
+        self.hall: Hall | None = None
+        """Where long ones are delivered."""
         self.volume = 0
         """Bytes of what is exchanged in a round, if it is known, the same in every process; it may be many messages."""
         self._interrupted: int | None = None
@@ -163,6 +166,7 @@ class Peers:
             if door is not None:
                 ends = door.lines(self.rank, box.secret, [name for *_, name, _ in told], self._told)
                 self._draw(ends)
+                self.hall = door.hall
         self.words = LastWords(box, self.places)
         box.on_letter = partial(_on_letter, weakref.ref(self))
 
@@ -175,9 +179,7 @@ class Peers:
     def _draw(self, ends: Mapping[int, End]) -> None:
         """Has lines to those processes from now on."""
         limit = self.timeout or self.group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-        self.lines = {
-            q: Line(*end, group=self.group, place=self._at[q], limit=limit) for q, end in sorted(ends.items())
-        }
+        self.lines = {q: Line(end, group=self.group, place=self._at[q], limit=limit) for q, end in sorted(ends.items())}
 
 
 @cache

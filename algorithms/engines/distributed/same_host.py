@@ -2,8 +2,8 @@
 
 Every process opens a door: a Unix socket by a name that the kernel keeps for as long as the process lives, and that
 nobody can reach from another host, another container or another network namespace. It knocks at the doors of the
-processes with lower numbers and hands in the room where it wants its messages; those hand back theirs. What has worked
-is then compared, so that both ends of a pair use their line or neither does.
+processes with lower numbers and hands in the room where it wants its messages, and its hall; those hand back theirs.
+What has worked is then compared, so that both ends of a pair use their line or neither does.
 
 `DISSENSUS_SAME_HOST=gloo` in the environment of any process keeps that process to the transport's own way.
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from dissensus.algorithms.engines.distributed.shared_room import Room, new_room
+from dissensus.algorithms.engines.distributed.shared_room import HALL_BYTES, ROOM_BYTES, Hall, Room, new_file
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.theory.errors import nearest
 
@@ -36,6 +36,8 @@ class End(NamedTuple):
     """Where the messages of the other process come."""
     there: Room
     """Where those for the other process go."""
+    theirs: Hall
+    """Where the other process wants long ones."""
 
 
 class Door:
@@ -47,10 +49,15 @@ class Door:
         self._slot: socket.socket | None = None
         self.name: str | None = None
         """How others find it; None where this process can have no lines."""
+        self.hall: Hall | None = None
+        """Where this process wants long messages."""
+        self._hall = -1
         if self._said != "memory" or sys.platform != "linux":
             return
         name = f"\0dissensus-{secrets.token_hex(16)}"
         with suppress(OSError):
+            self._hall = new_file(HALL_BYTES)
+            self.hall = Hall(self._hall)
             self._slot = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             weakref.finalize(self, self._slot.close)
             self._slot.settimeout(PATIENCE)
@@ -79,6 +86,8 @@ class Door:
                 made.pop(q).bell.close()
         if self._slot is not None:
             self._slot.close()
+        if self._hall >= 0:
+            os.close(self._hall)
         return made
 
     def _knock(self, rank: int, secret: str, name: str | None) -> tuple[socket.socket, Room] | None:
@@ -89,7 +98,7 @@ class Door:
         try:
             bell.settimeout(PATIENCE)
             bell.connect(name)
-            return bell, _hand_in(bell, f"{secret} {rank}")
+            return bell, _hand_in(bell, f"{secret} {rank}", self._hall)
         except (OSError, ValueError):
             bell.close()
             return None
@@ -105,9 +114,9 @@ class Door:
                 break
             try:
                 bell.settimeout(PATIENCE)
-                said, there = _take(bell)
+                said, there, theirs = _take(bell)
                 caller = expected.pop(said)
-                made[caller] = End(bell, _hand_in(bell, "come in"), there)
+                made[caller] = End(bell, _hand_in(bell, "come in", self._hall), there, theirs)
             except (OSError, ValueError, KeyError):  # somebody else's knock, or a room that cannot be mapped
                 bell.close()
         return made
@@ -125,29 +134,31 @@ def _let_in_by(knocked: dict[int, tuple[socket.socket, Room]]) -> dict[int, End]
     made = {}
     for q, (bell, here) in knocked.items():
         try:
-            made[q] = End(bell, here, _take(bell)[1])
+            _, there, theirs = _take(bell)
+            made[q] = End(bell, here, there, theirs)
         except (OSError, ValueError):
             bell.close()
     return made
 
 
-def _hand_in(bell: socket.socket, said: str) -> Room:
-    """Gives the other process a new room to write to."""
-    descriptor, here = new_room()
+def _hand_in(bell: socket.socket, said: str, hall: int) -> Room:
+    """Gives the other process a new room to write to, and the descriptor of the hall."""
+    descriptor = new_file(ROOM_BYTES)
     try:
-        socket.send_fds(bell, [said.encode().ljust(64)], [descriptor])
+        here = Room(descriptor)
+        socket.send_fds(bell, [said.encode().ljust(64)], [descriptor, hall])
     finally:
         os.close(descriptor)
     return here
 
 
-def _take(bell: socket.socket) -> tuple[str, Room]:
-    """What the other process says, and its room."""
-    said, descriptors, _, _ = socket.recv_fds(bell, 64, 1)
-    if not descriptors:
-        raise OSError("no room was handed over")
+def _take(bell: socket.socket) -> tuple[str, Room, Hall]:
+    """What the other process says, its room and its hall."""
+    said, descriptors, _, _ = socket.recv_fds(bell, 64, 2)
     try:
-        return said.decode().rstrip(), Room(descriptors[0])
+        if len(descriptors) != 2:
+            raise OSError("no room was handed over")
+        return said.decode().rstrip(), Room(descriptors[0]), Hall(descriptors[1])
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -1,13 +1,20 @@
-"""Memory that two processes of one host have mapped: the room of one for the messages of the other.
+"""Memory that two processes of one host have mapped, in two shapes: a room for one pair, and a hall for all.
 
-It is a file without a name, handed over as a descriptor, so that nothing of it is left wherever a process ends. Its
-pages come into being when they are first written to. Who writes keeps the books: a message takes the lowest place that
-is free, so that a short one is written where the last but one has been, which is in the cache.
+A *room* belongs to a pair and a direction. Who writes keeps the books: a message takes the lowest place that is free,
+so that a short one is written where the last but one has been, which is in the cache.
+
+A *hall* belongs to a process, whose neighbours all have it mapped. It says itself where in it a message is to go, so
+that a long message is in memory once, whoever it comes from, and that memory is used again for the next.
+
+Both are files without a name, handed over as descriptors, so that nothing of them is left wherever a process ends.
+Their pages come into being when they are first written to.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -16,6 +23,8 @@ ROOM_BYTES = 64 << 20
 """How much may lie in a room, read or unread."""
 MOST = 64
 """How many messages may lie in a room."""
+HALL_BYTES = 64 << 30
+"""How much address space a hall has."""
 ALIGNED = 64
 """Messages begin at multiples of so many bytes."""
 
@@ -25,11 +34,7 @@ class Room:
 
     def __init__(self, descriptor: int) -> None:
         """Maps the file behind a descriptor, which is not needed afterwards."""
-        try:
-            path = f"/proc/self/fd/{descriptor}"
-            self._bytes = torch.from_file(path, shared=True, size=ROOM_BYTES, dtype=torch.uint8)
-        except RuntimeError as error:
-            raise OSError(f"shared memory cannot be mapped: {error}") from error
+        self._bytes = _mapped(descriptor, ROOM_BYTES)
         self._taken: list[tuple[int, int]] = []
 
     def take(self, size: int) -> int | None:
@@ -49,8 +54,7 @@ class Room:
 
     def write(self, at: int, value: Tensor) -> None:
         """Copies a contiguous tensor there."""
-        flat = value.view(-1).view(torch.uint8)
-        self._bytes[at : at + flat.numel()].copy_(flat)
+        _write(self._bytes, at, value)
 
     def read(self, at: int, into: Tensor) -> None:
         """Copies what lies there into a contiguous tensor."""
@@ -58,12 +62,50 @@ class Room:
         flat.copy_(self._bytes[at : at + flat.numel()])
 
 
-def new_room() -> tuple[int, Room]:
-    """A room and the descriptor of its file."""
+class Hall:
+    """Mapped memory of a process, in which messages come to lie where it wants them."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Maps the file behind a descriptor, which is not needed afterwards."""
+        self._bytes = _mapped(descriptor, HALL_BYTES)
+        self._begin, self._used = self._bytes.data_ptr(), 0
+
+    def inbox(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A new contiguous tensor in the hall of this process, as long as the process lives."""
+        size = prod(shape) * dtype.itemsize
+        at, self._used = self._used, self._used + -(-size // ALIGNED) * ALIGNED
+        if self._used > HALL_BYTES:
+            raise RuntimeError(f"messages of more than {HALL_BYTES >> 30} GB: set DISSENSUS_SAME_HOST=gloo")
+        return self._bytes[at : at + size].view(dtype).view(torch.Size(shape))
+
+    def at(self, value: Tensor) -> int | None:
+        """Where a tensor lies in this hall, if it does."""
+        at = value.data_ptr() - self._begin
+        return at if 0 <= at < HALL_BYTES else None
+
+    def write(self, at: int, value: Tensor) -> None:
+        """Copies a contiguous tensor there."""
+        _write(self._bytes, at, value)
+
+
+def new_file(size: int) -> int:
+    """The descriptor of a new file of so many bytes; whoever asks closes it."""
     descriptor = os.memfd_create("dissensus")
     try:
-        os.ftruncate(descriptor, ROOM_BYTES)
-        return descriptor, Room(descriptor)
+        os.ftruncate(descriptor, size)
     except OSError:
         os.close(descriptor)
         raise
+    return descriptor
+
+
+def _mapped(descriptor: int, size: int) -> Tensor:
+    try:
+        return torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(f"shared memory cannot be mapped: {error}") from error
+
+
+def _write(there: Tensor, at: int, value: Tensor) -> None:
+    flat = value.view(-1).view(torch.uint8)
+    there[at : at + flat.numel()].copy_(flat)

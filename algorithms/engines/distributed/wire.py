@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.flight import Flight, pieces
-from dissensus.algorithms.engines.distributed.line import LONGEST_BYTES
+from dissensus.algorithms.engines.distributed.line import SHORT_BYTES
 from dissensus.algorithms.engines.distributed.peers import PeerError, Peers
 
 T = TypeVar("T")
@@ -42,8 +42,12 @@ class Wire(Peers):
         what: str,
         step: int,
         tag: int | None = None,
+        wanted: bool = False,
     ) -> Flight:
-        """Starts messages: `sends` and `receives` are (process, contiguous tensor). Every message needs its twin."""
+        """Starts messages: `sends` and `receives` are (process, contiguous tensor). Every message needs its twin.
+
+        Where they are `wanted`, what comes goes into an `inbox`, if there is one, in every process.
+        """
         flight = Flight(what, step, held=[t for _, t in (*sends, *receives)])
         if not flight.held:
             flight.landed = True
@@ -56,7 +60,7 @@ class Wire(Peers):
                 for peer, into in receives:
                     flight.works += [(work, peer, "receiving from") for work in self._receive(peer, into, tag)]
                 for peer, value in sends:
-                    flight.works += [(work, peer, "sending to") for work in self._send(peer, value, tag)]
+                    flight.works += [(work, peer, "sending to") for work in self._send(peer, value, tag, wanted)]
         except RuntimeError as error:
             raise self.lost(flight, (sends or receives)[0][0], "sending to", error) from error
         self.timeline.count("messages", len(sends))
@@ -166,19 +170,41 @@ class Wire(Peers):
             raise PeerError(f"{what} was given up at step {step}: the processes re-formed meanwhile", None, step)
         return value
 
-    def _by_memory(self, peer: int, value: Tensor) -> bool:
-        """Whether such a message goes to that process, or comes from it, over a line; both ends answer alike."""
-        size = max(value.nbytes, self.volume)
-        return size < LONGEST_BYTES and peer in self.lines and value.device.type == "cpu"
+    def delivers(self, peer: int, size: int, device: torch.device) -> bool:
+        """Whether messages of so many bytes from that process are written by it to where they are wanted."""
+        return self.hall is not None and self._near(peer, device) and not self._short(size)
+
+    def inbox(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor to which others can deliver, for whoever asks to keep."""
+        assert self.hall is not None
+        return self.hall.inbox(shape, dtype)
+
+    def is_inbox(self, value: Tensor) -> bool:
+        """Whether a tensor is one."""
+        return self.hall is not None and self.hall.at(value) is not None
+
+    def _near(self, peer: int, device: torch.device) -> bool:
+        return peer in self.lines and device.type == "cpu"
+
+    def _short(self, size: int) -> bool:
+        """Whether a message is left in a room; both ends answer alike. An empty one lies nowhere."""
+        return not size or max(size, self.volume) < SHORT_BYTES
 
     def _receive(self, peer: int, into: Tensor, tag: int) -> Iterable[Any]:
-        if self._by_memory(peer, into):
-            return [self.lines[peer].receive(into, tag)]
+        if self._near(peer, into.device):
+            if self._short(into.nbytes):
+                return [self.lines[peer].receive(into, tag)]
+            at = None if self.hall is None else self.hall.at(into)
+            if at is not None:
+                return [self.lines[peer].want(into, at, tag)]
         return (self.group.recv([piece], self._at[peer], tag) for piece in pieces(into))
 
-    def _send(self, peer: int, value: Tensor, tag: int) -> Iterable[Any]:
-        if self._by_memory(peer, value):
-            return [self.lines[peer].send(value, tag)]
+    def _send(self, peer: int, value: Tensor, tag: int, wanted: bool) -> Iterable[Any]:
+        if self._near(peer, value.device):
+            if self._short(value.nbytes):
+                return [self.lines[peer].send(value, tag)]
+            if wanted:
+                return [self.lines[peer].deliver(value, tag)]
         return (self.group.send([piece], self._at[peer], tag) for piece in pieces(value))
 
     def _land(self, flight: Flight) -> None:

@@ -14,8 +14,9 @@ import torch
 
 from dissensus.algorithms.engines.distributed import line as lines
 from dissensus.algorithms.engines.distributed import shared_room
-from dissensus.algorithms.engines.distributed.line import CONFIRMED, LONGEST_BYTES, Line
-from dissensus.algorithms.engines.distributed.shared_room import MOST, Room, new_room
+from dissensus.algorithms.engines.distributed.line import CONFIRMED, SHORT_BYTES, Line
+from dissensus.algorithms.engines.distributed.same_host import End
+from dissensus.algorithms.engines.distributed.shared_room import HALL_BYTES, MOST, Hall, Room, new_file
 
 SOON = timedelta(seconds=5.0)
 OUTSIDE, ROOM_BYTES = shared_room.ROOM_BYTES, 8 << 20
@@ -60,21 +61,29 @@ class Work:
         self._done()
 
 
-def mapped_twice() -> tuple[Room, Room]:
-    """A room as two processes have it."""
-    descriptor, room = new_room()
+def mapped_twice(kind: Any = Room) -> tuple[Any, Any]:
+    """A room or a hall as two processes have it."""
+    descriptor = new_file(ROOM_BYTES if kind is Room else HALL_BYTES)
     try:
-        return room, Room(descriptor)
+        return kind(descriptor), kind(descriptor)
     finally:
         os.close(descriptor)
 
 
 def pair(group: Transport | None = None) -> tuple[Line, Line]:
+    return ends(group)[0]
+
+
+def ends(group: Transport | None = None) -> tuple[tuple[Line, Line], tuple[Hall, Hall]]:
+    """Both ends of a line, and the halls of both processes."""
     bells = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     (first_there, second_here), (second_there, first_here) = mapped_twice(), mapped_twice()
+    (first_hall, second_theirs), (second_hall, first_theirs) = mapped_twice(Hall), mapped_twice(Hall)
     group = group or Transport()
-    first = Line(bells[0], first_here, first_there, group=group, place=1, limit=5.0)
-    return first, Line(bells[1], second_here, second_there, group=group, place=0, limit=5.0)
+    first = End(bells[0], first_here, first_there, first_theirs)
+    second = End(bells[1], second_here, second_there, second_theirs)
+    lines = Line(first, group=group, place=1, limit=5.0), Line(second, group=group, place=0, limit=5.0)
+    return lines, (first_hall, second_hall)
 
 
 def numbers(k: int, size: int = 1000, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -191,7 +200,7 @@ def test_what_lay_there_before_the_other_ended_still_comes() -> None:
     second.send(numbers(9), 0)  # never read: the kernel then resets the connection
     for t in range(3):
         first.send(numbers(t), t)
-    first.bell.close()
+    first.bell.socket.close()
     assert all(torch.equal(landed(second, t), numbers(t)) for t in range(3))
     with pytest.raises(RuntimeError, match="Connection closed"):
         landed(second, 3)
@@ -206,8 +215,10 @@ def test_a_message_that_does_not_come_in_time_is_an_error() -> None:
         second.receive(torch.empty(3), 0).wait(timedelta(seconds=0.2))
     assert 0.2 <= time.monotonic() - began < 3.0
     with pytest.raises(RuntimeError, match="timed out"):
-        Line(second.bell, second._here, second._there, group=None, place=0, limit=0.1).receive(torch.empty(3), 0).wait()
-    first.bell.close()
+        Line(
+            End(second.bell.socket, second._here, second._there, second._theirs), group=None, place=0, limit=0.1
+        ).receive(torch.empty(3), 0).wait()
+    first.bell.socket.close()
 
 
 def test_shut_ends_who_waits_at_either_end_from_another_thread() -> None:
@@ -257,7 +268,7 @@ def test_reading_is_told_after_so_many_messages_at_the_latest() -> None:
     for t in range(CONFIRMED + 1):
         first.send(numbers(t, 10), t)
         landed(second, t, 10)
-    assert first._listen()
+    assert first.bell.listen()
     assert len(first._there._taken) <= 1
 
 
@@ -280,5 +291,5 @@ def test_a_room_never_gives_two_messages_one_place() -> None:
 
 
 def test_lengths_and_tags_fit() -> None:
-    assert 2 * LONGEST_BYTES <= OUTSIDE
+    assert 2 * SHORT_BYTES <= OUTSIDE
     assert lines.BESIDE * 2 < 1 << 31
