@@ -37,7 +37,7 @@ from dissensus.algorithms.engines.distributed.doorbell import Doorbell, Record
 from dissensus.algorithms.engines.distributed.same_host import End
 from dissensus.algorithms.engines.distributed.shared_room import ROOM_BYTES
 
-SHORT_BYTES = 32 << 20
+SHORT_BYTES = 8 << 20
 """Messages of fewer bytes, or fewer together in a round, are left in the room; others are delivered."""
 CONFIRMED = 16
 """After so many messages the other process is told that they were read, at the latest."""
@@ -254,10 +254,11 @@ class Line:
 
     def _pay_all(self) -> None:
         """The same in a thread of its own, until nothing is owed: the loop goes on meanwhile."""
-        with suppress(RuntimeError):  # whoever waits for the message is told
+        try:
             while self._still_owes():
                 self.until(lambda: not self._owed)
-        self._paying = False
+        except RuntimeError:  # whoever waits for the message is told
+            self._paying = False
 
     def _still_owes(self) -> bool:
         with self.bell.lock:

@@ -79,6 +79,7 @@ def test_waiting_for_the_delivery_makes_it_safe_to_overwrite() -> None:
     late.start()
     sent.wait(SOON)
     value.fill_(-1.0)
+    late.join()
     boxes[0][0].wait(SOON)
     assert torch.equal(boxes[0][1], numbers(1))
 
@@ -130,6 +131,14 @@ def test_who_waits_is_told_when_the_other_ends() -> None:
             work.wait(SOON)
 
 
+def test_nothing_is_delivered_to_one_who_wanted_it_and_ended() -> None:
+    (first, second), (_, hall) = ends()
+    wanted(second, hall, 0)
+    second.bell.socket.close()
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        first.deliver(numbers(0), 0).wait(SOON)
+
+
 def test_what_was_delivered_before_the_other_ended_still_counts() -> None:
     (first, second), (_, hall) = ends()
     coming, into = wanted(second, hall, 0)
@@ -169,6 +178,22 @@ def test_several_threads_wait_at_one_bell() -> None:
     for thread in threads:
         thread.join(20.0)
     assert sorted(ended) == ["delivered", "left"]
+
+
+def test_who_is_not_the_one_who_listens_reads_nothing() -> None:
+    """It would take it away from the one who does."""
+    (first, second), (_, hall) = ends()
+    coming, _ = wanted(second, hall, 0)
+    first.bell.attended = True
+    sent = first.deliver(numbers(0), 0)
+    with pytest.raises(RuntimeError, match="timed out"):
+        sent.wait(timedelta(seconds=0.1))
+    assert first.bell.listen()
+    with first.bell.lock:
+        first.bell.attended = False
+        first.bell._turn.notify_all()
+    sent.wait(SOON)
+    coming.wait(SOON)
 
 
 def test_the_end_of_the_process_waits_for_no_delivery_that_cannot_be_made() -> None:
