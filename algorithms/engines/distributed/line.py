@@ -287,8 +287,9 @@ _PAYING: weakref.WeakKeyDictionary[threading.Thread, Line] = weakref.WeakKeyDict
 def _end_deliveries() -> None:
     """A thread that is inside of torch when the interpreter ends would abort the process."""
     for thread, line in list(_PAYING.items()):
-        line.shut()
-        thread.join(LAST_BREATH)
+        if thread.is_alive():  # it is not in a fork of the process, which must leave the line alone
+            line.shut()
+            thread.join(LAST_BREATH)
 
 
 def _kind(dtype: torch.dtype) -> int:
