@@ -47,7 +47,7 @@ MESSAGE, READ, WANTED, DELIVERED = 1, 2, 3, 4
 ELSEWHERE = -1
 """Where a message is that did not find room, or is not the one that was wanted."""
 LAST_BREATH = 2.0
-"""Seconds that a delivery has to end when the process does."""
+"""Seconds that a delivery has when the process ends: the other process may still want it."""
 
 
 class About(NamedTuple):
@@ -285,9 +285,10 @@ _PAYING: weakref.WeakKeyDictionary[threading.Thread, Line] = weakref.WeakKeyDict
 
 @atexit.register
 def _end_deliveries() -> None:
-    """A thread that is inside of torch when the interpreter ends would abort the process."""
+    """Makes what deliveries can be made. A thread inside of torch when the interpreter ends would abort the process."""
     for thread, line in list(_PAYING.items()):
         if thread.is_alive():  # it is not in a fork of the process, which must leave the line alone
+            thread.join(LAST_BREATH)
             line.shut()
             thread.join(LAST_BREATH)
 
