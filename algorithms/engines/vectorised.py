@@ -158,8 +158,8 @@ class _StackedLinear(torch.autograd.Function):
         of_weight = of_bias = None
         if ctx.needs_input_grad[1]:
             place = ctx.sinks.place(weight) if ctx.sinks is not None else None
-            if place is not None and not place.is_contiguous() and place[0].numel() < ONE_BY_ONE:
-                place = None if place.numel() <= IN_CACHE else place
+            if place is not None and not place.is_contiguous():
+                place = None if place[0].numel() < ONE_BY_ONE and place.numel() <= IN_CACHE else place
             of_weight = torch.bmm(g.transpose(1, 2), flat, out=place)
         if ctx.needs_input_grad[2]:
             of_bias = torch.sum(g, dim=1, out=ctx.sinks.place(bias) if ctx.sinks is not None else None)

@@ -44,19 +44,20 @@ def bench_distributed(scale: Scale = "small", *, parts: Sequence[str] = PARTS, o
             raise ConfigError(f"parts must be among {', '.join(PARTS)}, got {part!r}")
     rows: list[dict[str, Any]] = []
     skipped, failed, interrupted = missing(), {}, False
+    timed = [setting for setting in settings(scale) if setting.part in parts and only in setting.name]
+    counted = memory_cases(scale, only) if "memory" in parts else {}
     try:
-        for setting in settings(scale):
-            if setting.part in parts and only in setting.name:
-                if reason := _too_large(setting):
-                    skipped[setting.name] = reason
-                    continue
-                try:
-                    rows += measured(setting, *_effort(scale, setting))
-                except NetworkError as error:
-                    skipped[setting.part] = str(error)
-                except (RuntimeError, TimeoutError) as error:  # the other settings are not to blame
-                    failed[f"{setting.part}: {setting.name}"] = str(error)
-        for name, case in memory_cases(scale, only).items() if "memory" in parts else ():
+        for setting in timed:
+            if reason := _too_large(setting):
+                skipped[setting.name] = reason
+                continue
+            try:
+                rows += measured(setting, *_effort(scale, setting))
+            except NetworkError as error:
+                skipped[setting.part] = str(error)
+            except (RuntimeError, TimeoutError) as error:  # the other settings are not to blame
+                failed[f"{setting.part}: {setting.name}"] = str(error)
+        for name, case in counted.items():
             try:
                 rows.append(memory(*case))
             except RuntimeError as error:

@@ -26,7 +26,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ import torch.distributed as dist
 from dissensus.algorithms.engines.distributed.shared_room import HALL_BYTES, ROOM_BYTES
 from dissensus.experiments.bench.distributed_contenders import CONTENDERS, Contender, Post, missing
 from dissensus.experiments.bench.distributed_models import MODELS, Perceptron
-from dissensus.experiments.bench.simulate_memory import peak_resident, reset_peak, resident
+from dissensus.experiments.bench.simulate_memory import of_the_kernel, peak_resident, reset_peak, resident
 
 LIMITS = {("ours", "sgd"): 12.5, ("ours, fused", "sgd"): 9.0, ("ours, fused", "adam"): 18.0}
 """Bytes per parameter at the peak of a step, parameters included."""
@@ -136,14 +135,8 @@ def measure(who: str, optimizer: str, case: Perceptron, worker: int) -> dict[str
 
 def _shared() -> tuple[int, int]:
     """Bytes of shared memory that this process has mapped, and what of them counts as its own."""
-    rollup = Path("/proc/self/smaps_rollup")
-    if not rollup.exists():
-        return 0, 0
-    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    mapped = next((int(line.split()[1]) for line in status if line.startswith("RssShmem")), 0)
-    lines = rollup.read_text(encoding="utf-8").splitlines()
-    own = next((int(line.split()[1]) for line in lines if line.startswith("Pss_Shmem")), 0)
-    return 1024 * mapped, 1024 * own
+    own = of_the_kernel("smaps_rollup", "Pss_Shmem")
+    return (0, 0) if own is None else (of_the_kernel("status", "RssShmem") or 0, own)
 
 
 def _allocated(make: Callable[[], Contender]) -> int:

@@ -148,15 +148,18 @@ def peak_resident() -> int:
 
     On Linux `ru_maxrss` is inherited by a process from the one that started it, so the kernel's own mark is read.
     """
-    status = Path("/proc/self/status")
-    if status.exists():
-        marks = [
-            line.split()[1] for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM")
-        ]
-        if marks:
-            return 1024 * int(marks[0])
+    mark = of_the_kernel("status", "VmHWM")
+    if mark is not None:
+        return mark
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes if sys.platform == "darwin" else 1024 * kilobytes
+
+
+def of_the_kernel(file: str, name: str) -> int | None:
+    """What a file of `/proc/self` says under this name, in bytes; None if it says nothing."""
+    path = Path("/proc/self", file)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
 
 
 if __name__ == "__main__":

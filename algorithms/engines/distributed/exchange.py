@@ -21,7 +21,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 import torch
@@ -173,7 +172,7 @@ class Exchange:
 
         Room for one `of` another process lies where that process can write to, if it delivers such messages.
         """
-        delivered = of is not None and self.wire.delivers(of, prod(shape) * dtype.itemsize, device)
+        delivered = of is not None and self.wire.delivers(of, math.prod(shape) * dtype.itemsize, device)
         spare = self._room.get((torch.Size(shape), dtype, device, delivered))
         if spare:
             return spare.pop()

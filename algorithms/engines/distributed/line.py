@@ -45,7 +45,7 @@ BESIDE = 1 << 29
 """Tags from here on are of messages for which there was no room, counted."""
 MESSAGE, READ, WANTED, DELIVERED = 1, 2, 3, 4
 ELSEWHERE = -1
-"""Where a message is that did not find room, or is not the one that was wanted."""
+"""Where a message is that did not find room."""
 LAST_BREATH = 2.0
 """Seconds that a delivery has when the process ends: the other process may still want it."""
 
@@ -248,7 +248,7 @@ class Line:
             owed.error = _unlike(about, owed.about, "this process has")
             if not owed.error:
                 self._theirs.write(at, owed.value)
-            self._say(DELIVERED, owed.about, ELSEWHERE if owed.error else at)
+            self._say(DELIVERED, owed.about, at)
             owed.error = owed.error or self.bell.closed
             owed.gone = True
 
@@ -312,5 +312,5 @@ def _unlike(due: About, found: About, whose: str = "it sent") -> str:
     if found.size != due.size:
         return f"{whose} {found.size} bytes where {due.size} are due: its model or its topology is another"
     names = {number: str(dtype) for dtype, number in _KINDS.items()}
-    said = (names.get(about.kind, "another dtype") for about in (found, due))
-    return "{} numbers of {} where {} is due".format(whose, *said)
+    sent, wanted = (names.get(about.kind, "another dtype") for about in (found, due))
+    return f"{whose} numbers of {sent} where {wanted} is due"
