@@ -3,6 +3,8 @@
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -45,16 +47,18 @@ def test_what_comes_is_what_was_sent_to_the_bit(dtype: torch.dtype, shape: tuple
     assert torch.equal(into, value)
 
 
-def test_where_it_is_wanted_is_known_a_delivery_needs_no_thread() -> None:
+def test_where_it_is_wanted_is_known_a_delivery_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**_: Any) -> None:
+        raise AssertionError("a thread was started")
+
     (first, second), (_, hall) = ends()
-    before = threading.active_count()
+    monkeypatch.setattr(lines, "threading", SimpleNamespace(Thread=refused))
     for t in range(5):
         coming, into = wanted(second, hall, t)
         sent = first.deliver(numbers(t), t)
         assert sent._owed.gone
         coming.wait(timedelta(0))
         assert torch.equal(into, numbers(t))
-    assert threading.active_count() == before
 
 
 def test_an_early_message_is_delivered_though_nobody_waits() -> None:
