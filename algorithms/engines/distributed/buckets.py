@@ -7,14 +7,18 @@ dtypes lie in different buckets and are never cast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
 from dissensus.algorithms.errors import AlgorithmError
+
+_VERSION = attrgetter("_version")
 
 
 @dataclass(frozen=True)
@@ -55,17 +59,24 @@ class Bucket:
                 place.parameter.data = here
         return cls(flat, tuple(places))
 
-    @property
-    def parameters(self) -> Iterator[nn.Parameter]:
+    @cached_property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
         """The parameters in their order."""
-        return (place.parameter for place in self.places)
+        return tuple(place.parameter for place in self.places)
+
+    @cached_property
+    def _addresses(self) -> list[int]:
+        """Where the parameters lie."""
+        at, item = self.flat.data_ptr(), self.flat.element_size()
+        return [at + place.lo * item if place.parameter.numel() else 0 for place in self.places]
 
     def check(self) -> None:
         """Refuses to go on when a parameter lies elsewhere by now."""
-        at, item = self.flat.data_ptr(), self.flat.element_size()
-        for place in self.places:
-            p = place.parameter
-            if p.data_ptr() != at + place.lo * item and p.numel():
+        found = [p.data_ptr() for p in self.parameters]
+        if found == self._addresses:
+            return
+        for place, at, due in zip(self.places, found, self._addresses, strict=True):
+            if at != due and place.parameter.numel():
                 raise AlgorithmError(
                     f"parameter {place.name!r} was moved or replaced after decentralize() had laid out the model "
                     "(model.to(), model.half(), p.data = ...); do that first"
@@ -78,7 +89,7 @@ class Bucket:
     @property
     def version(self) -> int:
         """Grows with every change of a parameter that autograd can see."""
-        return sum(p._version for p in self.parameters)
+        return sum(map(_VERSION, self.parameters))
 
     def gradient(self) -> Tensor:
         """The gradients of the parameters as a new row; zero where there is none."""

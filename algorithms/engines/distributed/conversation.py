@@ -14,7 +14,7 @@ The recursions of several buckets of parameters run in lockstep: they meet at th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -56,6 +56,8 @@ class Conversation:
         self._host, self.buckets = host, tuple(buckets)
         self._meeting: Meeting | None = None
         self._asked: Sequence[Any] | None = None
+        self._sent: dict[int, Any] = {}
+        """The tickets of what was sent before anything else, by bucket, until the recursion gets them."""
         self.t = 0
 
     @property
@@ -66,12 +68,14 @@ class Conversation:
     def begin(self, t: int) -> None:
         """Starts step t: the first message goes out."""
         self.t, self._asked = t, None
-        recursions = [self._opened(k) for k in self.buckets]
-        self._meeting = lockstep(
-            recursions,
-            lambda i, request: self._host.answer(self.buckets[i], t, request),
-            lambda i, x, state: self._host.done(self.buckets[i], t, x, state),
-        )
+        self._sent.clear()
+        recursions, asked = [], []
+        for k in self.buckets:
+            recursions.append(self._host.start(k, t))
+            asked.append(next(recursions[-1]))
+            if isinstance(asked[-1], Post):
+                self._sent[k] = self._host.answer(k, t, asked[-1])
+        self._meeting = lockstep(recursions, self._answer, self._done, asked)
 
     def ready(self, t: int) -> None:
         """Goes on until the gradient is due, and puts the parameters where it is to be taken."""
@@ -107,41 +111,23 @@ class Conversation:
         self._asked = None
         while True:
             try:
-                asked = self._meeting.send(answers)
+                asked: Any = self._meeting.send(answers)
             except StopIteration:
                 return
-            norms = [request for request in asked if isinstance(request, Norm)]
-            if norms:
-                answers = _norms(norms)
+            if isinstance(asked[0], Norm):
+                answers = _norms(asked)
                 continue
             for k, request in zip(self.buckets, asked, strict=True):
-                if isinstance(request, Gradient):
-                    self._host.place(k, request.at)
+                self._host.place(k, request.at)
             self._asked = asked
             return
 
-    def _opened(self, k: int) -> Step[Any]:
-        """The recursion of a bucket, whose first message is under way if that is how it starts."""
-        recursion = self._host.start(k, self.t)
-        request = next(recursion)
-        if isinstance(request, Post):
-            return _continued(recursion, self._host.answer(k, self.t, request))
-        return _after(recursion, request)
+    def _answer(self, i: int, request: Request) -> Any:
+        k = self.buckets[i]
+        return self._sent.pop(k) if k in self._sent else self._host.answer(k, self.t, request)
 
-
-def _continued(recursion: Step[Any], answer: Any) -> Generator[Any, Any, Any]:
-    """The rest of a recursion whose last request was answered."""
-    while True:
-        try:
-            request = recursion.send(answer)
-        except StopIteration as end:
-            return end.value
-        answer = yield request
-
-
-def _after(recursion: Step[Any], request: Request) -> Generator[Any, Any, Any]:
-    """The rest of a recursion whose last request was not."""
-    return (yield from _continued(recursion, (yield request)))
+    def _done(self, i: int, x: Tensor, state: Any) -> None:
+        self._host.done(self.buckets[i], self.t, x, state)
 
 
 def _norms(asked: Sequence[Norm]) -> list[Tensor]:

@@ -10,16 +10,20 @@ something: whoever reads from a socket takes it away from the rest.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
+YIELDS = 10
+"""So often others may compute before who waits goes to sleep: what is awaited is often just being computed, and to be
+woken costs both sides more."""
 RECORD = struct.Struct("=Iiqqq")
 """What happened, to a message of which kind, size and tag, and where it lies."""
 
@@ -39,8 +43,9 @@ class Doorbell:
         self.attended = False
         """Whether some thread listens, so that nobody else may."""
         self._turn = threading.Condition(self.lock)
-        self._come, self._unsaid = bytearray(), bytearray()
+        self._come, self._unsaid = b"", bytearray()
         self._flushing = False
+        self._said = _poll(bell, select.POLLIN)
         weakref.finalize(self, bell.close)
 
     def say(self, what: int, kind: int, size: int, tag: int, at: int) -> None:
@@ -77,8 +82,9 @@ class Doorbell:
             raise RuntimeError(f"Connection closed: {error}") from error
         if not said:
             raise RuntimeError("Connection closed by the other process")
-        self._come += said
-        for record in self._whole():
+        if self._come or len(said) % RECORD.size:
+            said = self._completed(said)
+        for record in RECORD.iter_unpack(said):
             self._heard(record)
         return True
 
@@ -110,29 +116,35 @@ class Doorbell:
         self.attended = True
         self.lock.release()
         try:
-            self._ready(select.POLLIN, seconds)
+            for _ in range(YIELDS):
+                os.sched_yield()
+                if self._said.poll(0):
+                    return
+            self._said.poll(1000 * seconds)
         finally:
             self.lock.acquire()
             self.attended = False
             self._turn.notify_all()
 
-    def _whole(self) -> Iterator[Record]:
-        """The records that have come as a whole."""
-        length = len(self._come) // RECORD.size * RECORD.size
-        whole = bytes(self._come[:length])
-        del self._come[:length]
-        return RECORD.iter_unpack(whole)
+    def _completed(self, said: bytes) -> bytes:
+        """What had come of a record before and what comes now, up to the last record that is whole."""
+        come = self._come + said
+        length = len(come) // RECORD.size * RECORD.size
+        self._come = come[length:]
+        return come[:length]
 
     def _flush_all(self) -> None:
         """Says the rest when the other process listens again: whoever has something to say may have to compute."""
+        writable = _poll(self.socket, select.POLLOUT)
         while self._unsaid and not self.closed:
-            self._ready(select.POLLOUT, self._limit)
+            writable.poll(1000 * self._limit)
             with self.lock:
                 self.flush()
         self._flushing = False
 
-    def _ready(self, event: int, seconds: float) -> bool:
-        """Waits for the socket."""
-        poll = select.poll()
-        poll.register(self.socket, event)
-        return bool(poll.poll(1000 * seconds))
+
+def _poll(of: socket.socket, event: int) -> select.poll:
+    """What waits for a socket."""
+    found = select.poll()
+    found.register(of, event)
+    return found

@@ -20,13 +20,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.isolation import delivered
+from dissensus.algorithms.engines.distributed.line import Left
 from dissensus.algorithms.engines.distributed.rounds import Part, Rounds
 from dissensus.algorithms.engines.distributed.wire import Flight, Wire
 from dissensus.algorithms.errors import AlgorithmError
@@ -45,10 +46,12 @@ class Ticket:
     """The own rows, (k, c)."""
     sent: Tensor
     """What the others hear of them: the rows themselves, or rounded."""
-    inboxes: list[Tensor]
-    """The rows that come, (m_q, c) from every process that is heard."""
+    inboxes: list[Tensor | Left]
+    """Where the rows come to lie that every process sends that is heard, (m_q, c)."""
     flight: Flight
     part: Part
+    heard: list[Tensor] = field(default_factory=list)
+    """Those rows, once they have come."""
 
 
 class Exchange:
@@ -79,20 +82,18 @@ class Exchange:
         if short is not None and short != value.dtype and value.is_floating_point() and not part.silent:
             sent = self._borrow(value.shape, short, value.device).copy_(value)
         outgoing = [(q, _rows(sent, rows)) for q, rows in part.sends]
-        shapes = [(q, (len(who), *value.shape[1:])) for q, who in part.receives]
-        inboxes = [self._borrow(shape, sent.dtype, value.device, of=q) for q, shape in shapes]
-        incoming = [(q, box) for (q, _), box in zip(part.receives, inboxes, strict=True)]
+        incoming = [(q, self._inbox(q, len(who), sent)) for q, who in part.receives]
         flight = self.wire.post(outgoing, incoming, what=what, step=t, wanted=True)
-        return Ticket(t, value, sent, inboxes, flight, part)
+        return Ticket(t, value, sent, [box for _, box in incoming], flight, part)
 
     def take(self, ticket: Ticket, share: float | Tensor = 1.0, *, overwrite: bool = False) -> Tensor:
         """This process's rows of the adapted round's product, as a new tensor or in its place."""
         self.wire.land(ticket.flight)
         began = time.perf_counter()
+        ticket.heard = [box.there if isinstance(box, Left) else box for box in ticket.inboxes]
         heard = delivered(ticket) if self.some_say_nothing else ticket
         mixed = self._mixed(heard, share, ticket.value if overwrite else ticket.value.clone())
-        for lent in (*ticket.inboxes, *([ticket.sent] if ticket.sent is not ticket.value else [])):
-            self._give_back(lent)
+        self._give_back(ticket)
         self.wire.timeline.add("mix", began, time.perf_counter(), step=ticket.step)
         return mixed
 
@@ -103,8 +104,7 @@ class Exchange:
     def drop(self, ticket: Ticket) -> None:
         """Waits for an exchange that nobody wants any more."""
         self.wire.land(ticket.flight)
-        for lent in (*ticket.inboxes, *([ticket.sent] if ticket.sent is not ticket.value else [])):
-            self._give_back(lent)
+        self._give_back(ticket)
 
     def mean(self, t: int, value: Tensor, *, overwrite: bool = False, there: bool = True) -> Tensor:
         """The mean over all workers, in every row, as a new tensor or, with one worker a process, in its place.
@@ -128,10 +128,10 @@ class Exchange:
         if ticket.sent is not ticket.value:
             return self._by_differences(ticket, share, x)
         if len(x) == 1 and part.convex:
-            return _toward(x, ticket.inboxes, part.weights, float(share))
+            return _toward(x, ticket.heard, part.weights, float(share))
         own, heard = self._dense(ticket)
         mixed = own @ ticket.value if len(x) > 1 else ticket.value * own[0, 0]
-        for box, columns in zip(ticket.inboxes, heard, strict=True):
+        for box, columns in zip(ticket.heard, heard, strict=True):
             mixed.addmm_(columns, box)
         if isinstance(share, Tensor):
             return x.lerp_(mixed, share.to(x.dtype))
@@ -149,13 +149,13 @@ class Exchange:
             piece = slice(lo, lo + PIECE)
             mine = ticket.sent[:, piece].to(x.dtype)
             if len(x) == 1:
-                boxes = [box[:, piece] for box in ticket.inboxes]
+                boxes = [box[:, piece] for box in ticket.heard]
                 change = mine * beyond
                 for box, w in zip(boxes, heard, strict=True):
                     change += (box.to(x.dtype) - mine) * w
             else:
                 change = pull @ mine
-                for box, columns in zip(ticket.inboxes, heard, strict=True):
+                for box, columns in zip(ticket.heard, heard, strict=True):
                     change += columns @ box[:, piece].to(x.dtype)
             x[:, piece] += change * gamma
         return x
@@ -167,18 +167,34 @@ class Exchange:
         heard = torch.from_numpy(part.heard).to(like.device, like.dtype)
         return own, list(heard.split([len(who) for _, who in part.receives], dim=1))
 
-    def _borrow(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, of: int | None = None) -> Tensor:
-        """Room for a message, kept from step to step: fresh pages would cost as much as the message.
+    def _inbox(self, q: int, rows: int, like: Tensor) -> Tensor | Left:
+        """Room for so many rows of process q: where it leaves them, where it can write them to, or anywhere."""
+        shape = like.shape if rows == like.shape[0] else torch.Size((rows, *like.shape[1:]))
+        size = shape.numel() * like.element_size()
+        if self.wire.leaves(q, size, like.device):
+            return Left(shape, like.dtype)
+        return self._borrow(shape, like.dtype, like.device, delivered=self.wire.delivers(q, size, like.device))
 
-        Room for one `of` another process lies where that process can write to, if it delivers such messages.
-        """
-        delivered = of is not None and self.wire.delivers(of, math.prod(shape) * dtype.itemsize, device)
-        spare = self._room.get((torch.Size(shape), dtype, device, delivered))
+    def _borrow(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device, *, delivered: bool = False
+    ) -> Tensor:
+        """Room for a message, kept from step to step: fresh pages would cost as much as the message."""
+        spare = self._room.get((shape, dtype, device, delivered))
         if spare:
             return spare.pop()
-        return self.wire.inbox(shape, dtype) if delivered else torch.empty(*shape, dtype=dtype, device=device)
+        return self.wire.inbox(shape, dtype) if delivered else torch.empty(shape, dtype=dtype, device=device)
 
-    def _give_back(self, room: Tensor) -> None:
+    def _give_back(self, ticket: Ticket) -> None:
+        """Others may use the room of an exchange from now on."""
+        for box in ticket.inboxes:
+            if isinstance(box, Left):
+                box.let_go()
+            else:
+                self._keep(box)
+        if ticket.sent is not ticket.value:
+            self._keep(ticket.sent)
+
+    def _keep(self, room: Tensor) -> None:
         key = room.shape, room.dtype, room.device, self.wire.is_inbox(room)
         self._room.setdefault(key, []).append(room)
 
@@ -190,7 +206,7 @@ def finite(value: Tensor) -> bool:
 
 def _rows(value: Tensor, rows: np.ndarray) -> Tensor:
     """Those rows as one contiguous tensor; a view where they lie together."""
-    if len(rows) == len(value):
+    if len(rows) == value.shape[0]:
         return value
     if rows[-1] - rows[0] + 1 == len(rows):
         return value[int(rows[0]) : int(rows[-1]) + 1]

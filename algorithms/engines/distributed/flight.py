@@ -22,7 +22,7 @@ class Flight:
     step: int
     works: list[tuple[Any, int | None, str]] = field(default_factory=list)
     """(work, peer, what this process does: "receiving from", "sending to")."""
-    held: list[Tensor] = field(default_factory=list)
+    held: list[Any] = field(default_factory=list)
     landed: bool = False
     watched: threading.Event | None = None
     """Set once a thread has seen it land, or fail with `error`; a work must not be waited for twice."""

@@ -49,6 +49,7 @@ from dissensus.algorithms.engines.distributed.handshake import agree, check_mode
 from dissensus.algorithms.engines.distributed.hosting import LoopHost
 from dissensus.algorithms.engines.distributed.surviving import Surviving
 from dissensus.algorithms.engines.distributed.timeline import Timeline, write_trace
+from dissensus.algorithms.engines.distributed.watching import unless_watched
 from dissensus.algorithms.engines.distributed.wire import Wire
 from dissensus.algorithms.engines.distributed.worker import LoopWorker, OnNan
 from dissensus.algorithms.engines.fit import check_fit
@@ -236,6 +237,7 @@ class Decentralized(torch.optim.Optimizer):
         known = self.held.known
         return [(name, p) for name, p in self._model.named_parameters() if id(p) in known]
 
+    @unless_watched
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One step of the algorithm with the gradients that the loop has computed."""
         began, held, loss = time.perf_counter(), self.held, None

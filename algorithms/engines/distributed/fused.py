@@ -73,7 +73,7 @@ class Fused:
     def reset(self) -> None:
         """The next step begins."""
         self._arrived = {}
-        self._missing = [sum(1 for _ in bucket.parameters) for bucket in self._worker.buckets]
+        self._missing = [len(bucket.parameters) for bucket in self._worker.buckets]
         self._next = 0
 
     def release(self) -> None:

@@ -78,11 +78,11 @@ class Isolation:
 
 def delivered(ticket: Ticket) -> Ticket:
     """The exchange without the messages that say nothing."""
-    lost = [bool(box.reshape(-1)[0].isnan()) for box in ticket.inboxes]
+    lost = [bool(box.reshape(-1)[0].isnan()) for box in ticket.heard]
     if not any(lost):
         return ticket
-    boxes = [box for box, gone in zip(ticket.inboxes, lost, strict=True) if not gone]
-    return replace(ticket, inboxes=boxes, part=without(ticket.part, lost))
+    heard = [box for box, gone in zip(ticket.heard, lost, strict=True) if not gone]
+    return replace(ticket, heard=heard, part=without(ticket.part, lost))
 
 
 def without(part: Part, lost: Sequence[bool]) -> Part:

@@ -4,9 +4,9 @@ The transport's own way costs a message two copies by the kernel and the waking 
 copies it to where the receiver finds it, and rings (`doorbell`). There are two ways.
 
 *Left in the room* (`send`, `receive`), for short messages: the sender finds a place in the room of the receiver, who
-copies the message out and says some time later that it was read: with the next message the other way, or once enough of
-it has come together. Sending never waits, however far the receiver is behind; where the room is full the record says
-so, and the message itself goes the transport's own way.
+copies the message out, or works with it where it lies (`Left`), and says some time later that it was read: with the
+next message the other way, or once enough of it has come together. Sending never waits, however far the receiver is
+behind; where the room is full the record says so, and the message itself goes the transport's own way.
 
 *Delivered* (`deliver`, `want`), for long ones: the receiver says where it wants the message, in its own hall, and the
 sender writes it there, so that it is in memory once and is mixed where it lies. A sender who has not heard yet where to
@@ -27,6 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -58,16 +59,38 @@ class About(NamedTuple):
     tag: int
 
     @classmethod
-    def of(cls, value: Tensor, tag: int) -> About:
+    def of(cls, value: Tensor | Left, tag: int) -> About:
         """Of a tensor."""
         return cls(_kind(value.dtype), value.nbytes, tag)
+
+
+@dataclass(eq=False)
+class Left:
+    """A message that stays where the sender has left it, until it is let go of."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    value: Tensor | None = None
+    """The message, once it has come."""
+    let_go: Callable[[], None] = lambda: None
+
+    @property
+    def there(self) -> Tensor:
+        """The message that has come."""
+        assert self.value is not None
+        return self.value
+
+    @property
+    def nbytes(self) -> int:
+        """How long it is."""
+        return self.shape.numel() * self.dtype.itemsize
 
 
 @dataclass(eq=False)
 class Awaited:
     """A message that is to come."""
 
-    into: Tensor
+    into: Tensor | Left
     about: About
     come: bool = False
     beside: Any = None
@@ -169,8 +192,8 @@ class Line:
             return self._group.send([value], self._place, BESIDE + number % BESIDE)
         return Sent(self.bell.closed)
 
-    def receive(self, into: Tensor, tag: int) -> Receiving:
-        """Expects the next message that is left here, in a contiguous tensor."""
+    def receive(self, into: Tensor | Left, tag: int) -> Receiving:
+        """Expects the next message that is left here: in a contiguous tensor, or where it lies."""
         awaited = Awaited(into, About.of(into, tag))
         with self.bell.lock:
             self._expected.append(awaited)
@@ -224,20 +247,37 @@ class Line:
             awaited.error, awaited.come = _unlike(awaited.about, About(kind, size, tag)), True
 
     def _take_in(self) -> None:
-        """Copies out what was left here and was expected."""
+        """Takes what was left here and was expected."""
         while self._rung and self._expected:
             awaited, (about, at) = self._expected.popleft(), self._rung.popleft()
             number, self._received = self._received, self._received + 1
             awaited.error = _unlike(awaited.about, about)
-            if awaited.error:
-                pass
-            elif at == ELSEWHERE:
-                awaited.beside = self._group.recv([awaited.into], self._place, BESIDE + number % BESIDE)
-            else:
-                self._here.read(at, awaited.into)
-                self.bell.say(READ, *about, at)
-                self._unconfirmed += about.size
+            if not awaited.error:
+                self._take(awaited, about, at, number)
             awaited.come = True
+
+    def _take(self, awaited: Awaited, about: About, at: int, number: int) -> None:
+        into = awaited.into
+        if at == ELSEWHERE:
+            if isinstance(into, Left):
+                into = into.value = torch.empty(into.shape, dtype=into.dtype)
+            awaited.beside = self._group.recv([into], self._place, BESIDE + number % BESIDE)
+            return
+        lies = self._here.what_lies(at, into.shape, into.dtype)
+        if isinstance(into, Left):
+            into.value, into.let_go = lies, partial(self._let_go, about, at)
+        else:
+            into.copy_(lies)
+            self._read(about, at)
+
+    def _let_go(self, about: About, at: int) -> None:
+        with self.bell.lock:
+            self._read(about, at)
+
+    def _read(self, about: About, at: int) -> None:
+        """The place of a message may be used again, once the other process is told."""
+        self.bell.say(READ, *about, at)
+        self._unconfirmed += about.size
         if self.bell.unsaid > CONFIRMED or self._unconfirmed > ROOM_BYTES // 4:
             self._flush()
 

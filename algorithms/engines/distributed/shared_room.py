@@ -36,30 +36,38 @@ class Room:
         """Maps the file behind a descriptor, which is not needed afterwards."""
         self._bytes = _mapped(descriptor, ROOM_BYTES)
         self._taken: list[tuple[int, int]] = []
+        self._places: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
+        """Tensors that lie there; the same few places are used again and again."""
 
     def take(self, size: int) -> int | None:
         """A place for so many bytes, or None if there is none."""
         size = -(-size // ALIGNED) * ALIGNED
-        at = 0
-        for k, (begin, end) in enumerate([*self._taken, (ROOM_BYTES, ROOM_BYTES)][:MOST]):
+        at = k = 0
+        for begin, end in self._taken:
             if begin - at >= size:
-                self._taken.insert(k, (at, at + size))
-                return at
-            at = end
-        return None
+                break
+            at, k = end, k + 1
+        if k == MOST or at + size > ROOM_BYTES:
+            return None
+        self._taken.insert(k, (at, at + size))
+        return at
 
     def give_back(self, at: int) -> None:
         """The message there has been read."""
         self._taken = [place for place in self._taken if place[0] != at]
 
     def write(self, at: int, value: Tensor) -> None:
-        """Copies a contiguous tensor there."""
-        _write(self._bytes, at, value)
+        """Copies a tensor there."""
+        self.what_lies(at, value.shape, value.dtype).copy_(value)
 
-    def read(self, at: int, into: Tensor) -> None:
-        """Copies what lies there into a contiguous tensor."""
-        flat = into.view(-1).view(torch.uint8)
-        flat.copy_(self._bytes[at : at + flat.numel()])
+    def what_lies(self, at: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """The contiguous tensor there."""
+        found = self._places.get((at, shape, dtype))
+        if found is None:
+            if len(self._places) >= MOST:
+                self._places.clear()
+            found = self._places[at, shape, dtype] = _part(self._bytes, at, shape, dtype)
+        return found
 
 
 class Hall:
@@ -76,7 +84,7 @@ class Hall:
         at, self._used = self._used, self._used + -(-size // ALIGNED) * ALIGNED
         if self._used > HALL_BYTES:
             raise RuntimeError(f"messages of more than {HALL_BYTES >> 30} GB: set DISSENSUS_SAME_HOST=gloo")
-        return self._bytes[at : at + size].view(dtype).view(torch.Size(shape))
+        return _part(self._bytes, at, torch.Size(shape), dtype)
 
     def at(self, value: Tensor) -> int | None:
         """Where a tensor lies in this hall, if it does."""
@@ -84,8 +92,8 @@ class Hall:
         return at if 0 <= at < HALL_BYTES else None
 
     def write(self, at: int, value: Tensor) -> None:
-        """Copies a contiguous tensor there."""
-        _write(self._bytes, at, value)
+        """Copies a tensor there."""
+        _part(self._bytes, at, value.shape, value.dtype).copy_(value)
 
 
 def new_file(size: int) -> int:
@@ -106,6 +114,6 @@ def _mapped(descriptor: int, size: int) -> Tensor:
         raise OSError(f"shared memory cannot be mapped: {error}") from error
 
 
-def _write(there: Tensor, at: int, value: Tensor) -> None:
-    flat = value.view(-1).view(torch.uint8)
-    there[at : at + flat.numel()].copy_(flat)
+def _part(whole: Tensor, at: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor that lies there."""
+    return whole[at : at + shape.numel() * dtype.itemsize].view(dtype).view(shape)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.flight import Flight, pieces
-from dissensus.algorithms.engines.distributed.line import SHORT_BYTES
+from dissensus.algorithms.engines.distributed.line import SHORT_BYTES, Left
 from dissensus.algorithms.engines.distributed.peers import PeerError, Peers
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Wire(Peers):
     def post(
         self,
         sends: Sequence[tuple[int, Tensor]],
-        receives: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Tensor | Left]],
         *,
         what: str,
         step: int,
@@ -46,25 +46,30 @@ class Wire(Peers):
     ) -> Flight:
         """Starts messages: `sends` and `receives` are (process, contiguous tensor). Every message needs its twin.
 
-        Where they are `wanted`, what comes goes into an `inbox`, if there is one, in every process.
+        What a process `leaves` may be read where it lies (`Left`). Where messages are `wanted`, what comes goes into an
+        `inbox`, if there is one, in every process.
         """
-        flight = Flight(what, step, held=[t for _, t in (*sends, *receives)])
-        if not flight.held:
+        flight = Flight(what, step)
+        if not sends and not receives:
             flight.landed = True
             return flight
+        flight.held += [t for _, t in sends]
+        flight.held += [t for _, t in receives]
         tag = step % TAGS if tag is None else tag
         try:
             if self._coalesced:
                 self._post_together(flight, sends, receives)
             else:
                 for peer, into in receives:
-                    flight.works += [(work, peer, "receiving from") for work in self._receive(peer, into, tag)]
+                    for work in self._receive(peer, into, tag):
+                        flight.works.append((work, peer, "receiving from"))
                 for peer, value in sends:
-                    flight.works += [(work, peer, "sending to") for work in self._send(peer, value, tag, wanted)]
+                    for work in self._send(peer, value, tag, wanted):
+                        flight.works.append((work, peer, "sending to"))
         except RuntimeError as error:
             raise self.lost(flight, (sends or receives)[0][0], "sending to", error) from error
         self.timeline.count("messages", len(sends))
-        self.timeline.count("bytes", sum(t.numel() * t.element_size() for _, t in sends))
+        self.timeline.count("bytes", sum([t.nbytes for _, t in sends]))
         if self.timeline.traced:
             flight.watched = threading.Event()
             self.timeline.watch(lambda: self._watch(flight), time.perf_counter(), what=what, step=step)
@@ -174,6 +179,10 @@ class Wire(Peers):
         """Whether messages of so many bytes from that process are written by it to where they are wanted."""
         return self.hall is not None and self._near(peer, device) and not self._short(size)
 
+    def leaves(self, peer: int, size: int, device: torch.device) -> bool:
+        """Whether messages of so many bytes from that process are left where this one can read them: see `Left`."""
+        return size > 0 and self._near(peer, device) and self._short(size)
+
     def inbox(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor to which others can deliver, for whoever asks to keep."""
         assert self.hall is not None
@@ -190,7 +199,9 @@ class Wire(Peers):
         """Whether a message is left in a room; both ends answer alike. An empty one lies nowhere."""
         return not size or max(size, self.volume) < SHORT_BYTES
 
-    def _receive(self, peer: int, into: Tensor, tag: int) -> Iterable[Any]:
+    def _receive(self, peer: int, into: Tensor | Left, tag: int) -> Iterable[Any]:
+        if isinstance(into, Left):
+            return [self.lines[peer].receive(into, tag)]
         if self._near(peer, into.device):
             if self._short(into.nbytes):
                 return [self.lines[peer].receive(into, tag)]
@@ -226,7 +237,7 @@ class Wire(Peers):
         flight.watched.set()
 
     def _post_together(
-        self, flight: Flight, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
+        self, flight: Flight, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Any]]
     ) -> None:
         ops = [dist.P2POp(dist.irecv, into, self._global[peer], self.group) for peer, into in receives]
         ops += [dist.P2POp(dist.isend, value, self._global[peer], self.group) for peer, value in sends]

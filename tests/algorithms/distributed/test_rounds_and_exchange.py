@@ -1,5 +1,7 @@
 """Rounds cut into processes, and exchanges over them: whatever the cut, the rows are those of W x."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from dissensus.algorithms import AlgorithmError
 from dissensus.algorithms.engines.distributed.exchange import Exchange, finite
+from dissensus.algorithms.engines.distributed.line import Left
 from dissensus.algorithms.engines.distributed.rounds import Rounds, part_of
 from dissensus.algorithms.engines.distributed.timeline import Timeline
 from dissensus.algorithms.engines.distributed.wire import Flight
@@ -27,9 +30,14 @@ class Post:
 class PaperWire:
     """A wire of one of several processes that live in one: what is posted lies in a box until it is landed."""
 
-    def __init__(self, post: Post, rank: int, size: int) -> None:
+    def __init__(self, post: Post, rank: int, size: int, *, leaves: bool = False) -> None:
         self._post, self.rank, self.size, self.alone = post, rank, size, size == 1
         self.timeline = Timeline()
+        self._leaves, self.kept = leaves, 0
+        """Whether what comes stays where it lies, and how many messages do by now."""
+
+    def leaves(self, peer, size, device) -> bool:
+        return self._leaves
 
     def delivers(self, peer, size, device) -> bool:
         return False
@@ -47,13 +55,22 @@ class PaperWire:
             assert peer is not None
             letter = self._post.boxes[peer, self.rank].pop(0)
             assert letter.dtype == into.dtype
-            into.copy_(letter.view_as(into))
+            if isinstance(into, Left):
+                self.kept += 1
+                into.value, into.let_go = letter.view(into.shape), partial(self._let_go, letter)
+            else:
+                into.copy_(letter.view_as(into))
         flight.works.clear()
 
+    def _let_go(self, letter: torch.Tensor) -> None:
+        self.kept -= 1
+        letter.zero_()  # as whoever writes there next will
 
-def exchanges(of, processes: int, **options) -> list[Exchange]:
+
+def exchanges(of, processes: int, *, leaves: bool = False, **options) -> list[Exchange]:
     post = Post()
-    return [Exchange(of, PaperWire(post, rank, processes), **options) for rank in range(processes)]  # type: ignore[arg-type]
+    wires = [PaperWire(post, rank, processes, leaves=leaves) for rank in range(processes)]
+    return [Exchange(of, wire, **options) for wire in wires]  # type: ignore[arg-type]
 
 
 def round_trip(found: list[Exchange], t: int, x: torch.Tensor, share=1.0, *, overwrite=False) -> torch.Tensor:
@@ -108,9 +125,9 @@ def test_any_sparse_column_or_row_stochastic_matrix_too(seed: int, processes: in
 def test_workers_that_agree_stay_where_they_are_to_the_bit(name: str, n: int, dtype: torch.dtype) -> None:
     of = topology(name, n)
     x = torch.randn(1, 9, dtype=dtype, generator=torch.Generator().manual_seed(1)).repeat(n, 1)
-    for options in ({}, {"message_dtype": torch.bfloat16}):
+    for short in (None, torch.bfloat16):
         for t in range(of.period or 3):
-            assert torch.equal(round_trip(exchanges(of, n, **options), t, x, 0.7), x)
+            assert torch.equal(round_trip(exchanges(of, n, message_dtype=short), t, x, 0.7), x)
 
 
 @pytest.mark.parametrize("processes", [2, 4, 8])
@@ -160,6 +177,26 @@ def test_room_for_messages_is_used_again() -> None:
     before = [sorted(box.data_ptr() for boxes in e._room.values() for box in boxes) for e in found]
     round_trip(found, 1, x)
     assert before == [sorted(box.data_ptr() for boxes in e._room.values() for box in boxes) for e in found]
+
+
+@pytest.mark.parametrize("short", [None, torch.bfloat16])
+@pytest.mark.parametrize("processes", [2, 4, 8])
+@pytest.mark.parametrize("name", ["ring", "one-peer-hypercube", "complete"])
+def test_what_is_left_where_it_lies_is_mixed_alike_and_let_go_of(name: str, processes: int, short) -> None:
+    of, x = topology(name, 8), torch.randn(8, 33, dtype=torch.float64)
+    copied, left = (exchanges(of, processes, leaves=leaves, message_dtype=short) for leaves in (False, True))
+    for t in range(3):
+        assert torch.equal(round_trip(copied, t, x, 0.7), round_trip(left, t, x, 0.7))
+    assert all(exchange.wire.kept == 0 for exchange in left)  # type: ignore[attr-defined]
+
+
+def test_what_is_left_and_not_wanted_any_more_is_let_go_of() -> None:
+    found = exchanges(topology("ring", 4), 4, leaves=True)
+    for exchange, ticket in [(e, e.post(0, torch.randn(1, 5))) for e in found]:
+        exchange.land(ticket)
+        assert exchange.wire.kept == 2  # type: ignore[attr-defined]
+        exchange.drop(ticket)
+        assert exchange.wire.kept == 0  # type: ignore[attr-defined]
 
 
 def test_a_number_of_workers_that_cannot_be_shared_is_refused_with_the_nearest_that_can() -> None:
