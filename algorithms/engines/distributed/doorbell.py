@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
-YIELDS = 10
+YIELDS = 30
 """So often others may compute before who waits goes to sleep: what is awaited is often just being computed, and to be
 woken costs both sides more."""
 RECORD = struct.Struct("=Iiqqq")

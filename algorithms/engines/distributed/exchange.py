@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.isolation import delivered
-from dissensus.algorithms.engines.distributed.line import Left
+from dissensus.algorithms.engines.distributed.message import Left
 from dissensus.algorithms.engines.distributed.rounds import Part, Rounds
 from dissensus.algorithms.engines.distributed.wire import Flight, Wire
 from dissensus.algorithms.errors import AlgorithmError
@@ -127,7 +127,7 @@ class Exchange:
             return x
         if ticket.sent is not ticket.value:
             return self._by_differences(ticket, share, x)
-        if len(x) == 1 and part.convex:
+        if x.shape[0] == 1 and part.convex:
             return _toward(x, ticket.heard, part.weights, float(share))
         own, heard = self._dense(ticket)
         mixed = own @ ticket.value if len(x) > 1 else ticket.value * own[0, 0]

@@ -49,7 +49,7 @@ from dissensus.algorithms.engines.distributed.handshake import agree, check_mode
 from dissensus.algorithms.engines.distributed.hosting import LoopHost
 from dissensus.algorithms.engines.distributed.surviving import Surviving
 from dissensus.algorithms.engines.distributed.timeline import Timeline, write_trace
-from dissensus.algorithms.engines.distributed.watching import unless_watched
+from dissensus.algorithms.engines.distributed.watching import Unwatched, unless_watched
 from dissensus.algorithms.engines.distributed.wire import Wire
 from dissensus.algorithms.engines.distributed.worker import LoopWorker, OnNan
 from dissensus.algorithms.engines.fit import check_fit
@@ -137,7 +137,7 @@ def decentralize(
     return opt
 
 
-class Decentralized(torch.optim.Optimizer):
+class Decentralized(Unwatched):
     """One worker's optimizer: the inner one moves, the algorithm says what travels and when. See `decentralize`."""
 
     _step_supports_amp_scaling = True  # a scaler leaves it to step() to skip a move: the others wait for the mixing

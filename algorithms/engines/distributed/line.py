@@ -25,16 +25,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
-from zlib import crc32
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.doorbell import Doorbell, Record
+from dissensus.algorithms.engines.distributed.message import About, Awaited, Left, Owed, unlike
 from dissensus.algorithms.engines.distributed.same_host import End
 from dissensus.algorithms.engines.distributed.shared_room import ROOM_BYTES
 
@@ -49,63 +48,6 @@ ELSEWHERE = -1
 """Where a message is that did not find room."""
 LAST_BREATH = 2.0
 """Seconds that a delivery has when the process ends: the other process may still want it."""
-
-
-class About(NamedTuple):
-    """What a message is."""
-
-    kind: int
-    size: int
-    tag: int
-
-    @classmethod
-    def of(cls, value: Tensor | Left, tag: int) -> About:
-        """Of a tensor."""
-        return cls(_kind(value.dtype), value.nbytes, tag)
-
-
-@dataclass(eq=False)
-class Left:
-    """A message that stays where the sender has left it, until it is let go of."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    value: Tensor | None = None
-    """The message, once it has come."""
-    let_go: Callable[[], None] = lambda: None
-
-    @property
-    def there(self) -> Tensor:
-        """The message that has come."""
-        assert self.value is not None
-        return self.value
-
-    @property
-    def nbytes(self) -> int:
-        """How long it is."""
-        return self.shape.numel() * self.dtype.itemsize
-
-
-@dataclass(eq=False)
-class Awaited:
-    """A message that is to come."""
-
-    into: Tensor | Left
-    about: About
-    come: bool = False
-    beside: Any = None
-    """The transport's work, if it comes the transport's way."""
-    error: str = ""
-
-
-@dataclass(eq=False)
-class Owed:
-    """A message that is to be delivered."""
-
-    value: Tensor
-    about: About
-    gone: bool = False
-    error: str = ""
 
 
 class Receiving:
@@ -244,14 +186,14 @@ class Line:
             self._wanted_there.append((About(kind, size, tag), at))
         else:
             awaited = self._wanted_here.popleft()
-            awaited.error, awaited.come = _unlike(awaited.about, About(kind, size, tag)), True
+            awaited.error, awaited.come = unlike(awaited.about, About(kind, size, tag)), True
 
     def _take_in(self) -> None:
         """Takes what was left here and was expected."""
         while self._rung and self._expected:
             awaited, (about, at) = self._expected.popleft(), self._rung.popleft()
             number, self._received = self._received, self._received + 1
-            awaited.error = _unlike(awaited.about, about)
+            awaited.error = unlike(awaited.about, about)
             if not awaited.error:
                 self._take(awaited, about, at, number)
             awaited.come = True
@@ -260,7 +202,8 @@ class Line:
         into = awaited.into
         if at == ELSEWHERE:
             if isinstance(into, Left):
-                into = into.value = torch.empty(into.shape, dtype=into.dtype)
+                into.value = torch.empty(into.shape, dtype=into.dtype)
+                into = into.value
             awaited.beside = self._group.recv([into], self._place, BESIDE + number % BESIDE)
             return
         lies = self._here.what_lies(at, into.shape, into.dtype)
@@ -285,7 +228,7 @@ class Line:
         """Writes what is owed to where it is wanted."""
         while self._owed and self._wanted_there:
             owed, (about, at) = self._owed.popleft(), self._wanted_there.popleft()
-            owed.error = _unlike(about, owed.about, "this process has")
+            owed.error = unlike(about, owed.about, "this process has")
             if not owed.error:
                 self._theirs.write(at, owed.value)
             self._say(DELIVERED, owed.about, at)
@@ -331,26 +274,3 @@ def _end_deliveries() -> None:
             thread.join(LAST_BREATH)
             line.shut()
             thread.join(LAST_BREATH)
-
-
-def _kind(dtype: torch.dtype) -> int:
-    found = _KINDS.get(dtype)
-    if found is None:
-        found = _KINDS[dtype] = crc32(str(dtype).encode()) >> 1
-    return found
-
-
-_KINDS: dict[torch.dtype, int] = {}
-
-
-def _unlike(due: About, found: About, whose: str = "it sent") -> str:
-    """In which way a message is not the one that is due; nothing if it is."""
-    if found == due:
-        return ""
-    if found.tag != due.tag:
-        return f"{whose} the message of step {found.tag} where that of step {due.tag} is due: it has gone another way"
-    if found.size != due.size:
-        return f"{whose} {found.size} bytes where {due.size} are due: its model or its topology is another"
-    names = {number: str(dtype) for dtype, number in _KINDS.items()}
-    sent, wanted = (names.get(about.kind, "another dtype") for about in (found, due))
-    return f"{whose} numbers of {sent} where {wanted} is due"

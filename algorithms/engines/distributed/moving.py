@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.buckets import Bucket
+from dissensus.algorithms.engines.distributed.watching import move
 from dissensus.algorithms.streams import stream
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Movement:
     def step(self, k: int) -> None:
         """One step of the inner optimizer, on the parameters of bucket k alone."""
         if len(self._buckets) == 1:
-            self.inner.step()
+            move(self.inner)
             return
         groups = self.inner.param_groups
         whole = [group["params"] for group in groups]
@@ -49,7 +50,7 @@ class Movement:
             for group, own in zip(groups, self._members[k], strict=True):
                 group["params"] = own
             self.inner.param_groups = [group for group in groups if group["params"]]
-            self.inner.step()
+            move(self.inner)
         finally:
             self.inner.param_groups = groups
             for group, parameters in zip(groups, whole, strict=True):

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.flight import Flight, pieces
-from dissensus.algorithms.engines.distributed.line import SHORT_BYTES, Left
+from dissensus.algorithms.engines.distributed.line import SHORT_BYTES
+from dissensus.algorithms.engines.distributed.message import Left
 from dissensus.algorithms.engines.distributed.peers import PeerError, Peers
 
 T = TypeVar("T")

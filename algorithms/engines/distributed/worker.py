@@ -222,18 +222,17 @@ class LoopWorker:
 
     def answer(self, k: int, t: int, request: protocol.Request) -> Any:
         """What a bucket asks for by itself."""
-        match request:
-            case protocol.Post(value):
-                return self._post(k, t, value)
-            case protocol.Await(ticket, share):
-                return self._take(k, ticket, share)
-            case protocol.Mix(value, share):
-                return self._take(k, self._post(k, t, value), share)
-            case protocol.Mean(value):
-                return self._mean(k, t, value)
-            case protocol.Note(name, value):
-                self.notes[name] = value
-                return None
+        if isinstance(request, protocol.Post):
+            return self._post(k, t, request.value)
+        if isinstance(request, protocol.Await):
+            return self._take(k, request.ticket, request.share)
+        if isinstance(request, protocol.Mix):
+            return self._take(k, self._post(k, t, request.value), request.share)
+        if isinstance(request, protocol.Mean):
+            return self._mean(k, t, request.value)
+        if isinstance(request, protocol.Note):
+            self.notes[request.name] = request.value
+            return None
         raise AlgorithmError(f"algorithm {self.algorithm.name!r} asked for {type(request).__name__}: not a request")
 
     def place(self, k: int, at: Tensor) -> None:

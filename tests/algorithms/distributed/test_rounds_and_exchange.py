@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dissensus.algorithms import AlgorithmError
 from dissensus.algorithms.engines.distributed.exchange import Exchange, finite
-from dissensus.algorithms.engines.distributed.line import Left
+from dissensus.algorithms.engines.distributed.message import Left
 from dissensus.algorithms.engines.distributed.rounds import Rounds, part_of
 from dissensus.algorithms.engines.distributed.timeline import Timeline
 from dissensus.algorithms.engines.distributed.wire import Flight
