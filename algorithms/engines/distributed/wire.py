@@ -182,7 +182,7 @@ class Wire(Peers):
 
     def leaves(self, peer: int, size: int, device: torch.device) -> bool:
         """Whether messages of so many bytes from that process are left where this one can read them: see `Left`."""
-        return size > 0 and self._near(peer, device) and self._short(size)
+        return self._near(peer, device) and self._short(size)
 
     def inbox(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor to which others can deliver, for whoever asks to keep."""

@@ -145,6 +145,13 @@ def test_what_was_read_makes_room_again_without_a_word_the_other_way() -> None:
     assert not group.posted
 
 
+def test_a_room_remembers_a_few_tensors_only() -> None:
+    room, _ = mapped_twice()
+    for at in range(0, 64 * 10 * MOST, 64):
+        room.write(at, torch.zeros(1))
+    assert len(room._places) <= MOST
+
+
 def test_in_lockstep_two_places_do() -> None:
     first, second = pair()
     taken = set()
