@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -26,14 +27,16 @@ def end() -> Iterator[End]:
         yield Doorbell(here, heard.append, 5.0), there, heard
 
 
+@pytest.mark.parametrize("first", [0, 5])
 @pytest.mark.parametrize("piece", [1, RECORD.size - 1, RECORD.size, RECORD.size + 1, 3 * RECORD.size, 1000])
-def test_records_come_whole_however_they_are_cut(end: End, piece: int) -> None:
+def test_records_come_whole_however_they_are_cut(end: End, piece: int, first: int) -> None:
     bell, there, heard = end
     said = b"".join(RECORD.pack(*record) for record in RECORDS)
-    for at in range(0, len(said), piece):
-        there.sendall(said[at : at + piece])
+    cuts = [0, *range(first or piece, len(said), piece), len(said)]
+    for begin, until in pairwise(cuts):
+        there.sendall(said[begin:until])
         assert bell.listen()
-        assert heard == RECORDS[: min(at + piece, len(said)) // RECORD.size]
+        assert heard == RECORDS[: until // RECORD.size]
     assert not bell.listen()
 
 

@@ -88,15 +88,6 @@ def test_gradients_are_cleared_without_a_range_or_set_to_zero(opt: Decentralized
     assert ranges == ["Optimizer.zero_grad#Decentralized.zero_grad"]
 
 
-class Doubled(torch.optim.SGD):
-    """Somebody's own step, which looks like the one it goes around."""
-
-    @functools.wraps(torch.optim.SGD.step)
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        super().step()
-        return super().step(closure)
-
-
 def moved_by(kind: type[torch.optim.SGD], watch: Callable[[torch.optim.Optimizer], object]) -> float:
     """How far a parameter has gone after a step that was decentralized."""
     parameter = nn.Parameter(torch.zeros(1))
@@ -115,6 +106,14 @@ def test_nobody_watches_the_inner_optimizer_either(ranges: list[str]) -> None:
 
 
 def test_a_step_of_somebodys_own_is_the_one_that_is_made() -> None:
+    torch.optim.SGD([torch.zeros(1)])  # from now on its step says that it is wrapped, and so do those that imitate it
+
+    class Doubled(torch.optim.SGD):
+        @functools.wraps(torch.optim.SGD.step)
+        def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+            super().step()
+            return super().step(closure)
+
     assert moved_by(Doubled, lambda inner: None) == 2.0
 
 
