@@ -70,6 +70,8 @@ class Surviving:
         self._full: tuple[Any, Sequence[int]] = wire.group, wire.present
         """The group with those that come, who are with the others from its first step on."""
         self._inside: int | None = None
+        self._counts = True
+        """Whether what all do together is counted."""
         self._under_way: dict[int, Ticket] = {}
         self._newcomer = False
         wire.hang_up()  # who has read what is known to two processes only: others cannot go on from there
@@ -102,7 +104,8 @@ class Surviving:
         assert self.host is not None
         if not self._pending:
             try:
-                self.host.align(self.first)
+                with self._once():
+                    self.host.align(self.first)
             except PeerError:
                 return  # somebody else was lost: it is for the next group
             self.wire.reform(*self._full)
@@ -158,7 +161,7 @@ class Surviving:
             self._attend()
             if self._inside is not None and self._inside != self.membership.now.generation:
                 raise PeerError("given up, because the processes re-formed meanwhile; do it again", None, self._reached)
-            if index < self._behind:
+            if index < self._behind and self._counts:
                 answer = alone()
                 break
             try:
@@ -179,6 +182,15 @@ class Surviving:
         finally:
             self._inside = None
             self._count += 1
+
+    @contextmanager
+    def _once(self) -> Iterator[None]:
+        """What a group does at its first step: given up with the group, and not counted: the next does it anew."""
+        self._inside, self._counts = self.membership.now.generation, False
+        try:
+            yield
+        finally:
+            self._inside, self._counts = None, True
 
     # ---- a new group
 
@@ -221,7 +233,7 @@ class Surviving:
             _given_up(ticket)
         self._under_way.clear()
         while True:
-            count = self._count + (self._inside is not None)
+            count = self._count + (self._inside is not None and self._counts)
             lost = why.peer if isinstance(why, PeerError) else None
             members = self.membership.agree(self._reached, count, str(why), lost=lost, newcomer=self._newcomer)
             groups = self._transport.connected(members, self.membership)
