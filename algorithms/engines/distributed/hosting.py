@@ -25,10 +25,16 @@ class LoopHost:
         return len(self._opt.held.buckets)
 
     def align(self, source: int) -> None:
-        """Makes the workers of an algorithm equal that keeps them so."""
-        if getattr(self._opt.algorithm, "equal", False):
-            for point in self._opt.held.points:
-                self._opt.wire.broadcast(point, source, what="start of a new group", step=self._opt.t)
+        """Makes workers equal that stay so: where they are, and what their optimizers remember."""
+        if not getattr(self._opt.algorithm, "equal", False):
+            return
+        memories = [self._opt.state.get(p, {}) for _, p in self._opt.named]
+        remembered = [value for memory in memories for value in memory.values() if isinstance(value, torch.Tensor)]
+        for value in (*self._opt.held.points, *remembered):
+            dense = value.contiguous()
+            self._opt.wire.broadcast(dense, source, what="start of a new group", step=self._opt.t)
+            if dense is not value:
+                value.copy_(dense)
 
     def reform(self, k: int) -> None:
         """Lets the algorithm's memory of bucket k start anew."""
