@@ -35,6 +35,20 @@ def test_the_others_wait_for_the_first_longer_than_for_any_message(processes: Po
         assert wait < 1.5, "and not as waiting for messages"
 
 
+def overwritten() -> torch.Tensor:
+    """A tensor whose rows lie apart, and what was between them."""
+    wire = Wire(timeout=20)
+    whole = torch.full((4, 6), float(wire.rank))
+    wire.broadcast(whole[:, ::2], 1, what="start")
+    return whole
+
+
+def test_a_tensor_is_overwritten_however_it_lies(processes: Pool) -> None:
+    first, second = processes.run(2, f"{HERE}:overwritten")
+    assert torch.equal(first, torch.tensor([1.0, 0.0] * 3).expand(4, 6))
+    assert torch.equal(second, torch.ones(4, 6))
+
+
 def deciding(fails: bool) -> str:
     crew = Processes(Wire(timeout=20))
 

@@ -339,11 +339,7 @@ class Decentralized(Unwatched):
         """Every worker takes over worker 0's parameters and buffers, the frozen ones too."""
         with torch.no_grad():
             for value in (*self._model.parameters(), *self._model.buffers()):
-                here = value.detach()
-                dense = here.contiguous()
-                self.wire.broadcast(dense, 0, what="start")
-                if dense.data_ptr() != here.data_ptr():
-                    here.copy_(dense)
+                self.wire.broadcast(value.detach(), 0, what="start")
         self.held.restart()
 
     @property

@@ -31,10 +31,7 @@ class LoopHost:
         memories = [self._opt.state.get(p, {}) for _, p in self._opt.named]
         remembered = [value for memory in memories for value in memory.values() if isinstance(value, torch.Tensor)]
         for value in (*self._opt.held.points, *remembered):
-            dense = value.contiguous()
-            self._opt.wire.broadcast(dense, source, what="start of a new group", step=self._opt.t)
-            if dense is not value:
-                value.copy_(dense)
+            self._opt.wire.broadcast(value, source, what="start of a new group", step=self._opt.t)
 
     def reform(self, k: int) -> None:
         """Lets the algorithm's memory of bucket k start anew."""

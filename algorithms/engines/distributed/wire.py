@@ -129,14 +129,17 @@ class Wire(Peers):
         return self._together(lambda: torch.stack(self._all(whole)), lambda: whole.unsqueeze(0), about)
 
     def broadcast(self, value: Tensor, source: int, *, what: str, step: int = 0) -> None:
-        """Overwrites a tensor by that of process `source`."""
+        """Overwrites a tensor, however it lies in memory, by that of process `source`."""
+        dense = value.contiguous()
 
         def act() -> None:
             options = dist.BroadcastOptions()
             options.rootRank = self._at[source]
-            self.group.broadcast([value], options).wait()
+            self.group.broadcast([dense], options).wait()
 
         self._together(act, lambda: self._only(None, what, step), (what, step, "receiving from"), source)
+        if dense is not value:
+            value.copy_(dense)
 
     def operation(self) -> AbstractContextManager[None]:
         """Several things that all do together; when somebody is lost meanwhile, all of them are given up everywhere."""
