@@ -28,10 +28,16 @@ class LoopHost:
         """Makes workers equal that stay so: where they are, and what their optimizers remember."""
         if not getattr(self._opt.algorithm, "equal", False):
             return
-        memories = [self._opt.state.get(p, {}) for _, p in self._opt.named]
-        remembered = [value for memory in memories for value in memory.values() if isinstance(value, torch.Tensor)]
-        for value in (*self._opt.held.points, *remembered):
-            self._opt.wire.broadcast(value, source, what="start of a new group", step=self._opt.t)
+        about: Any = {"what": "start of a new group", "step": self._opt.t}
+        for point in self._opt.held.points:
+            self._opt.wire.broadcast(point, source, **about)
+        # what was lost may have been the first gradient of a parameter, which then has a memory in some processes only
+        parameters = [p for _, p in self._opt.named]
+        memories = self._opt.wire.told([self._opt.state.get(p, {}) for p in parameters], source, **about)
+        for p, memory in zip(parameters, memories, strict=True):
+            self._opt.state[p] = memory
+            if not memory:
+                del self._opt.state[p]
 
     def reform(self, k: int) -> None:
         """Lets the algorithm's memory of bucket k start anew."""

@@ -141,6 +141,18 @@ class Wire(Peers):
         if dense is not value:
             value.copy_(dense)
 
+    def told(self, value: Any, source: int, *, what: str, step: int = 0) -> Any:
+        """The picklable value of process `source`, in all of them."""
+        own = pickle.dumps(value) if self.rank == source else b""
+        size = torch.tensor([len(own)], device=self._device)
+        self.broadcast(size, source, what=what, step=step)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if self.rank == source:
+            data = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        data = data.to(self._device)
+        self.broadcast(data, source, what=what, step=step)
+        return value if self.rank == source else pickle.loads(data.cpu().numpy().tobytes())
+
     def operation(self) -> AbstractContextManager[None]:
         """Several things that all do together; when somebody is lost meanwhile, all of them are given up everywhere."""
         return nullcontext() if self.guard is None else self.guard.operation()
