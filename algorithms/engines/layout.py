@@ -27,10 +27,11 @@ from dissensus.algorithms.engines.columns import Columns
 
 OWN_BLOCK = 1 << 14
 """From so many numbers on a parameter has a block of its own."""
-STRIP = 1 << 20
-"""Numbers in a strip over all workers: few enough for the cache of a CPU, enough to hide the calls."""
+STRIP = 1 << 19
+"""Numbers in one of many strips over all workers: few enough for the cache of a CPU, enough to hide the calls."""
 TOGETHER = 1 << 20
-"""So few numbers of all workers are one block and one strip: they fit into the cache, and a move is one call."""
+"""So few numbers of all workers are one block and one strip: they fit into the cache, and a move is one call. Where
+workers are spread, a strip may have so many."""
 MESSAGE = 1 << 17
 """A strip that travels has at least so many columns."""
 
@@ -123,7 +124,8 @@ class Layout:
             blocks.append(Block(tuple(parts)))
             if columnwise:
                 group = pieces[0][1]
-                wide = max(MESSAGE if travelling else 16, STRIP // size // 16 * 16)
+                most = TOGETHER if together else STRIP
+                wide = max(MESSAGE if travelling else 16, most // size // 16 * 16)
                 wide = wide if columns.device.type == "cpu" else at
                 cuts = [slice(lo, min(lo + wide, at)) for lo in range(0, at, max(1, wide))]
                 strips += [Strip(k, cut, ((slice(0, cut.stop - cut.start), group),)) for cut in cuts]

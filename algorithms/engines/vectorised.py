@@ -27,6 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from dissensus.algorithms.engines import products
+
 inside: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 KNOWN = all(
     hasattr(inside, name)
@@ -146,21 +148,19 @@ class _StackedLinear(torch.autograd.Function):
                 sinks.used(bias)
         ctx.save_for_backward(flat, weight, bias)
         ctx.sinks, ctx.shape = sinks, x.shape
-        across = weight.transpose(1, 2)
-        out = torch.bmm(flat, across) if bias is None else torch.baddbmm(bias[:, None], flat, across)
-        return out.view(*x.shape[:-1], -1)
+        return products.forward(flat, weight, bias).view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         flat, weight, bias = ctx.saved_tensors
         g = grads[0].reshape(len(weight), flat.shape[1], weight.shape[1])
-        of_x = torch.bmm(g, weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
+        of_x = products.backward(g, weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
         of_weight = of_bias = None
         if ctx.needs_input_grad[1]:
             place = ctx.sinks.place(weight) if ctx.sinks is not None else None
             if place is not None and not place.is_contiguous():
                 place = None if place[0].numel() < ONE_BY_ONE and place.numel() <= IN_CACHE else place
-            of_weight = torch.bmm(g.transpose(1, 2), flat, out=place)
+            of_weight = products.gradient(g, flat, out=place)
         if ctx.needs_input_grad[2]:
             of_bias = torch.sum(g, dim=1, out=ctx.sinks.place(bias) if ctx.sinks is not None else None)
         return of_x, of_weight, of_bias, None

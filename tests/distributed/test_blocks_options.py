@@ -101,12 +101,12 @@ def test_a_number_that_is_not_finite_is_told_by_worker_and_step_in_every_process
 
 def wide(kept: int, wired: bool = True) -> tuple[dict[str, Tensor], int, list[int]]:
     """A model whose columns are cut into several messages."""
-    before, wire = (layout.STRIP, layout.MESSAGE), Wire(timeout=30) if wired else None
-    layout.STRIP = layout.MESSAGE = kept
+    before, wire = (layout.TOGETHER, layout.MESSAGE), Wire(timeout=30) if wired else None
+    layout.TOGETHER = layout.MESSAGE = kept
     try:
         engine = engine_of(N, "gradient-tracking", {}, "ring", wire=wire, clip=1.0)
     finally:
-        layout.STRIP, layout.MESSAGE = before
+        layout.TOGETHER, layout.MESSAGE = before
     found = train(engine, 10)
     where = engine._workers.layout
     return found, 0 if wire is None else wire.timeline.counts["messages"], [s.width for s in where.strips]
