@@ -124,8 +124,10 @@ class Layout:
             blocks.append(Block(tuple(parts)))
             if columnwise:
                 group = pieces[0][1]
-                most = TOGETHER if together else STRIP
-                wide = max(MESSAGE if travelling else 16, most // size // 16 * 16)
+                if travelling:
+                    wide = max(MESSAGE, TOGETHER // size // 16 * 16)
+                else:
+                    wide = at if together else max(16, STRIP // size // 16 * 16)
                 wide = wide if columns.device.type == "cpu" else at
                 cuts = [slice(lo, min(lo + wide, at)) for lo in range(0, at, max(1, wide))]
                 strips += [Strip(k, cut, ((slice(0, cut.stop - cut.start), group),)) for cut in cuts]
