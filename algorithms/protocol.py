@@ -139,6 +139,11 @@ class Local(Protocol):
         """The learning rate that every row moves with: `lr`, or a column where workers have rates of their own."""
         ...
 
+    @property
+    def decay(self) -> float | Tensor:
+        """The weight decay that `move` adds to the gradient where it is SGD, like `rate`; 0 where it is not."""
+        ...
+
     def generators(self, purpose: str) -> list[RandomGenerator]:
         """One random generator per row, each at the start of the stream (seed, purpose, step, worker).
 
@@ -177,6 +182,8 @@ class DenseProblem:
     """The local optimizer as a numpy recursion with its own memory: (t, x, g, lr) -> x_new."""
     generators: Callable[[int, str], list[RandomGenerator]] = field(default=no_generators)
     """(t, purpose) -> the generators a worker draws from, for algorithms that do."""
+    decay: float = 0.0
+    """The weight decay that `move` adds to the gradient."""
 
 
 class Algorithm(Protocol[S]):

@@ -52,6 +52,11 @@ class Piece:
     """Which options of the layout it has."""
 
 
+def decay_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
+    """The weight decay that SGD adds to the gradients of a param group; 0 for whatever is not SGD."""
+    return float(group["weight_decay"]) if isinstance(optimizer, torch.optim.SGD) else 0.0
+
+
 def options_of(columns: Columns, groups: Groups | None) -> list[Options]:
     """The options of every parameter's param group."""
     found: list[Options] = []
@@ -150,15 +155,22 @@ class Move:
 
     def rate(self, k: int) -> float | Tensor:
         """The learning rate that strip k moves with: a number, or a column or more where workers or columns differ."""
+        return self._of_strip(k, lambda group: float(group.get("lr", self.base_lr)))
+
+    def decay(self, k: int) -> float | Tensor:
+        """The weight decay that SGD adds to the gradient of strip k."""
+        return self._of_strip(k, lambda group: decay_of(self.optimizer, group))
+
+    def _of_strip(self, k: int, option: Callable[[dict[str, Any]], float]) -> float | Tensor:
         pieces = self.pieces[k]
-        rates = [float(self.group(p).get("lr", self.base_lr)) for p in pieces]
-        if len(set(rates)) == 1:
-            return rates[0]
+        found_by_piece = [option(self.group(p)) for p in pieces]
+        if len(set(found_by_piece)) == 1:
+            return found_by_piece[0]
         width = max(p.columns.stop for p in pieces) if len({(p.columns.start) for p in pieces}) > 1 else 1
         like = pieces[0].parameter
         found = torch.empty(self._size, width, dtype=like.dtype, device=like.device)
-        for piece, rate in zip(pieces, rates, strict=True):
-            found[piece.rows, piece.columns if width > 1 else slice(None)] = rate
+        for piece, value in zip(pieces, found_by_piece, strict=True):
+            found[piece.rows, piece.columns if width > 1 else slice(None)] = value
         return found
 
     def keeping(self, k: int, rows: Tensor) -> Callable[[], None]:

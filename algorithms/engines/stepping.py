@@ -57,6 +57,11 @@ class StripLocal:
         """The learning rate of these columns, by worker where they differ."""
         return self._step.move.rate(self._k)
 
+    @property
+    def decay(self) -> float | Tensor:
+        """The weight decay that a move adds to the gradient of these columns."""
+        return self._step.move.decay(self._k)
+
     def generators(self, purpose: str) -> list[torch.Generator]:
         """Every worker's own generator."""
         return [stream(self._step.seed, purpose, self.t, i) for i in self._step.here]

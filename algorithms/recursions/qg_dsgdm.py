@@ -7,9 +7,9 @@ with $m = 0$ before the first step. The displacement is the one that is observed
 further message is needed. The order is `atc` and belongs to the method.
 
 The move along $u$ is the local optimizer, which should be plain SGD: a momentum of its own would come on top. Its
-coupled weight decay $\lambda$ moves the point by $-\alpha\lambda x$ on top of $u$; for heavy ball that is the published
-code, whose Nesterov variant puts the decay into $g$ and so applies it $1+\beta$ times. At a learning rate of zero the
-memory is left as it is, since nothing can be divided by it. Where workers have rates of their own, α is the worker's.
+weight decay $\lambda$ belongs to the gradient, as in the published code, $g = \nabla f(x) + \lambda x$: it enters $u$
+once for heavy ball and $1+\beta$ times for Nesterov. At a learning rate of zero the memory is left as it is, since
+nothing can be divided by it. Where workers have rates of their own, α is the worker's.
 
 Reference: Lin, Karimireddy, Stich and Jaggi 2021, arXiv:2102.04761 (QG-DSGDm and QG-DSGDm-N).
 """
@@ -65,7 +65,8 @@ class QgDsgdm:
         """Gradient, move along the momentum, mix, and remember the displacement."""
         g = yield Gradient(x)
         m = self.beta * state.momentum + g
-        half = local.move(x, g + self.beta * m if self.nesterov else m)
+        # the move adds the decay once more, to whatever it goes along
+        half = local.move(x, g + self.beta * (m + local.decay * x) if self.nesterov else m)
         mixed = yield Mix(half)
         return mixed, QuasiGlobal(self._followed(state.momentum, x - mixed, local.rate))
 
@@ -83,13 +84,13 @@ class QgDsgdm:
         return x
 
     def matrix_form(self, problem: DenseProblem, steps: int) -> np.ndarray:
-        """The four equations of the module, one after the other."""
+        """The four equations of the module, one after the other; the decay of g is left to the move where it can be."""
         x, m = problem.x0, np.zeros_like(problem.x0)
         trajectory = [x]
         for t in range(steps):
             lr, g = problem.lr(t), problem.gradient(t, x)
             m_hat = self.beta * m + g
-            u = g + self.beta * m_hat if self.nesterov else m_hat
+            u = g + self.beta * (m_hat + problem.decay * x) if self.nesterov else m_hat
             x_new = problem.mixing(t) @ problem.move(t, x, u, lr)
             if lr != 0.0:
                 m = m + self.nu * ((x - x_new) / lr - m)

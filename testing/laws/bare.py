@@ -71,6 +71,7 @@ class _Local:
     def __init__(self, bare: Bare, t: int, rows: Sequence[int], trace: Trace) -> None:
         self.t, self._bare, self._rows, self._trace = t, bare, rows, trace
         self.lr = self.rate = bare.lr
+        self.decay = 0.0
         self.taken: list[tuple[Tensor, Tensor]] = []
 
     def generators(self, purpose: str) -> list[torch.Generator]:

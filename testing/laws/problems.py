@@ -152,6 +152,7 @@ class Quadratics:
             lr,
             move,
             lambda t, purpose: [stream(self.seed, purpose, t, i) for i in range(n)],
+            decay=getattr(move, "decay", 0.0),
         )
 
     def engine(self, build: Callable[..., Any], **options: Any) -> Any:

@@ -52,7 +52,9 @@ class Quadratics:
         return {k: torch.from_numpy(v) for k, v in {"A": self.A, "b": self.b, "noise": self.noise[t]}.items()}
 
     def dense(self, topology: Topology, lr: Callable[[int], float], move: NumpyMove) -> DenseProblem:
-        return DenseProblem(self.x0, self.gradient, lambda t: topology[t].dense(), lr, move)
+        return DenseProblem(
+            self.x0, self.gradient, lambda t: topology[t].dense(), lr, move, decay=getattr(move, "weight_decay", 0.0)
+        )
 
     def engine(self, algorithm: Algorithm, topology: Topology, **options: Any) -> StackedEngine:
         usual = {

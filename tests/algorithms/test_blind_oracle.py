@@ -292,10 +292,8 @@ def test_adaptive_factor_that_starts_inside_the_warm_up(start: int) -> None:
     assert distance(found, truth) < LIMIT
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the text adds the decay to g, which then enters u = g + beta (beta m + g) twice"
-)
 def test_quasi_global_nesterov_with_weight_decay() -> None:
+    """The decay is added to g, which enters u = g + beta (beta m + g) twice."""
     schedule = TOPOLOGIES["ring"]
     q = quadratics(schedule.size)
     theirs, ours = MOVES["sgd-decay"]

@@ -178,6 +178,8 @@ def test_workers_have_options_of_their_own(columnwise: bool) -> None:
             rate = move.move.rate(k)
             expected = torch.tensor([lr, 3 * lr, 3 * lr, lr], dtype=torch.float64)[:, None].expand(4, strip.width)
             torch.testing.assert_close(torch.as_tensor(rate).expand(4, strip.width), expected)
+            decay = torch.as_tensor(move.move.decay(k)).expand(4, strip.width)
+            assert torch.equal(decay, torch.tensor([0, 0.5, 0.5, 0]).double()[:, None].expand(4, strip.width))
     for i in range(4):
         alone = Moved(factory, 1, lambda name, _, i=i: own[i] | ({"momentum": 0.5} if "bias" in name else {}))
         row = start[i : i + 1]
@@ -188,6 +190,12 @@ def test_workers_have_options_of_their_own(columnwise: bool) -> None:
         Moved(factory, 4, per_worker=own[:3])
     with pytest.raises(AlgorithmError, match="the options of worker 1 must not contain 'params'"):
         Moved(factory, 2, per_worker=[{}, {"params": []}])
+
+
+def test_only_the_decay_of_sgd_goes_through_the_gradient() -> None:
+    for factory, expected in ((optim.SGD, 0.2), (optim.AdamW, 0.0), (optim.Adam, 0.0)):
+        move = Moved(factory, 2, lambda name, _: {"weight_decay": 0.2}).move
+        assert {move.decay(k) for k in range(len(move.pieces))} == {expected}
 
 
 @pytest.mark.parametrize(

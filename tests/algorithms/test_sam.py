@@ -117,7 +117,7 @@ def drive(running: Any, answer: Callable[[Any], Any]) -> Any:
 
 
 class Alone:
-    t, lr, rate = 3, 0.1, 0.1
+    t, lr, rate, decay = 3, 0.1, 0.1, 0.0
 
     def generators(self, purpose: str) -> list[torch.Generator]:
         return [stream(0, purpose, self.t, i) for i in range(N)]

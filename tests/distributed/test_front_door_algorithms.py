@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from plain import batch, distance, flat, normed
+from plain import batch, distance, flat, net, normed
 from pool import Pool
 from swept import LR, SPECS, WITH_CLOSURE, optimizer_of, rate, schedule_of
 from torch import Tensor, nn
@@ -91,6 +91,50 @@ def test_four_processes_agree_with_the_stacked_engine(case: str, topology: str, 
     assert distance(measured, simulated(spec, topology)) <= 1e-8
     assert {"buffer.1.running_mean", "buffer.1.num_batches_tracked"} <= set(measured[0])
     assert all(torch.equal(measured[0]["mean"], other["mean"]) for other in measured)
+
+
+GROUPS = {"weight": {"weight_decay": 0.3}, "bias": {"lr": 0.05}}
+
+
+def grouped() -> Tensor:
+    """Quasi-global momentum where only the weights decay, and the biases move more slowly."""
+    model = net()
+    groups: list[Any] = [
+        {"params": [p for name, p in model.named_parameters() if name.endswith(kind)], **options}
+        for kind, options in GROUPS.items()
+    ]
+    opt = dissensus.decentralize(
+        torch.optim.SGD(groups, lr=LR), model, algorithm=algorithm("qg-dsgdm", nesterov=True), topology="ring"
+    )
+    for t in range(10):
+        opt.zero_grad()
+        squared(model, batch(t, dist.get_rank())).backward()
+        opt.step()
+    return flat(model)
+
+
+def test_decay_belongs_to_the_gradient_of_a_quasi_global_momentum_group_by_group(processes: Pool) -> None:
+    models, beta, nu, w = [net() for _ in range(2)], 0.9, 0.1, 0.5
+    momenta = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
+    for t in range(10):
+        for i, model in enumerate(models):
+            model.zero_grad()
+            squared(model, batch(t, i)).backward()
+        with torch.no_grad():
+            for k, name in enumerate(name for name, _ in models[0].named_parameters()):
+                options = GROUPS[name.split(".")[1]]
+                lr, own = options.get("lr", LR), [model.get_parameter(name) for model in models]
+                halves = []
+                for i, p in enumerate(own):
+                    assert p.grad is not None
+                    g = p.grad + options.get("weight_decay", 0.0) * p
+                    halves.append(p - lr * (g + beta * (beta * momenta[i][k] + g)))
+                mixed = w * halves[0] + (1 - w) * halves[1]
+                for i, p in enumerate(own):
+                    momenta[i][k] = (1 - nu) * momenta[i][k] + nu * (p - mixed) / lr
+                    p.copy_(mixed)
+    for measured, model in zip(processes.run(2, f"{HERE}:grouped"), models, strict=True):
+        torch.testing.assert_close(measured, flat(model), rtol=1e-12, atol=1e-13)
 
 
 def without_closure(spec: dict[str, Any]) -> str:

@@ -140,7 +140,7 @@ def _norms(asked: Sequence[Norm]) -> list[Tensor]:
 class _Rates:
     """What a recursion is told when it is only tried out."""
 
-    t, lr, rate = 0, 1.0, 1.0
+    t, lr, rate, decay = 0, 1.0, 1.0, 0.0
 
     def generators(self, purpose: str) -> list[torch.Generator]:
         """Any will do."""

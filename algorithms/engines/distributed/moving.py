@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.buckets import Bucket
 from dissensus.algorithms.engines.distributed.watching import move
+from dissensus.algorithms.engines.moves import decay_of
 from dissensus.algorithms.streams import stream
 
 if TYPE_CHECKING:
@@ -79,11 +80,19 @@ class Movement:
 
     def rate(self, k: int) -> float | Tensor:
         """The learning rate that a bucket moves with: a number, or a row where its parameters differ."""
-        rates = [float(group.get("lr", 1.0)) for group in self.inner.param_groups]
-        if len(set(rates)) == 1:
-            return rates[0]
+        return self._of_bucket(k, lambda group: float(group.get("lr", 1.0)))
+
+    def decay(self, k: int) -> float | Tensor:
+        """The weight decay that SGD adds to the gradient of a bucket."""
+        return self._of_bucket(k, lambda group: decay_of(self.inner, group))
+
+    def _of_bucket(self, k: int, option: Callable[[dict[str, Any]], float]) -> float | Tensor:
+        groups = self.inner.param_groups
+        found = [option(group) for group in groups]
+        if len(set(found)) == 1:
+            return found[0]
         bucket = self._buckets[k]
-        of = {id(p): r for group, r in zip(self.inner.param_groups, rates, strict=True) for p in group["params"]}
+        of = {id(p): value for group, value in zip(groups, found, strict=True) for p in group["params"]}
         row = torch.empty_like(bucket.flat)
         for place in bucket.places:
             place.view(row).fill_(of[id(place.parameter)])
@@ -105,6 +114,11 @@ class LoopLocal:
     def rate(self) -> float | Tensor:
         """The same for the parameters of this bucket."""
         return self._worker.movement.rate(self._k)
+
+    @property
+    def decay(self) -> float | Tensor:
+        """The weight decay that a move adds to the gradient of this bucket."""
+        return self._worker.movement.decay(self._k)
 
     def generators(self, purpose: str) -> list[torch.Generator]:
         """The stream of this worker."""
