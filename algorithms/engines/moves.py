@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dissensus.algorithms.engines import watching
 from dissensus.algorithms.engines.columns import Columns
 from dissensus.algorithms.engines.layout import Layout, Options
 from dissensus.algorithms.errors import AlgorithmError
@@ -139,7 +140,7 @@ class Move:
             self.optimizer.param_groups = [self._groups[i] for i in chosen]
             for i, parameters in chosen.items():
                 self._groups[i]["params"] = parameters
-            self.optimizer.step()
+            watching.move(self.optimizer)
         finally:
             self.optimizer.param_groups = self._groups
             for i in chosen:

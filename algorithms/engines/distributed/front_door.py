@@ -49,10 +49,10 @@ from dissensus.algorithms.engines.distributed.handshake import agree, check_mode
 from dissensus.algorithms.engines.distributed.hosting import LoopHost
 from dissensus.algorithms.engines.distributed.surviving import Surviving
 from dissensus.algorithms.engines.distributed.timeline import Timeline, write_trace
-from dissensus.algorithms.engines.distributed.watching import Unwatched, unless_watched
 from dissensus.algorithms.engines.distributed.wire import Wire
 from dissensus.algorithms.engines.distributed.worker import LoopWorker, OnNan
 from dissensus.algorithms.engines.fit import check_fit
+from dissensus.algorithms.engines.watching import Unwatched, unless_watched
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
 from dissensus.algorithms.registry import algorithm as algorithm_by_name

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.buckets import Bucket
-from dissensus.algorithms.engines.distributed.watching import move
 from dissensus.algorithms.engines.moves import decay_of
+from dissensus.algorithms.engines.watching import move
 from dissensus.algorithms.streams import stream
 
 if TYPE_CHECKING:
