@@ -45,7 +45,7 @@ def loop(kind: str) -> None:
 
     def slow(*args: Any, **named: Any) -> None:
         told.append(0)
-        if len(aligned) == 1 and len(told) == (1 if kind == "SGD" else 13):
+        if len(aligned) == 1 and len(told) == 3:  # points, how long what is remembered is, and that
             time.sleep(1.0)
         broadcast(*args, **named)
 
@@ -83,7 +83,7 @@ def test_one_that_is_lost_meanwhile_leaves_the_others_equal(kind: str, crew: Cre
     assert codes == [0, 0, 0, 0], logs
     found = [run.left(q) for q in others]
     for one in found:
-        assert one["aligned"] == [(0, 1, 2, 3, 4), (1, 2, 3, 4)], "both groups began with it"
+        assert one["aligned"][-1:] == [(1, 2, 3, 4)], "the last group began with it"
         assert one["present"] == (1, 2, 3, 4)
         torch.testing.assert_close(one["end"], found[0]["end"], rtol=0, atol=0)
         assert len(one["memory"]) == len(found[0]["memory"]) == (0 if kind == "SGD" else 12)
