@@ -120,6 +120,8 @@ def test_few_numbers_lie_together(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(layout, "TOGETHER", N * columns.size + more)
         laid = Layout.of(N, columns, options, columnwise=True)
         assert (len(laid.blocks), len(laid.strips)) == (expected, expected)
+    monkeypatch.setattr(layout, "STRIP", 1)
+    assert len(Layout.of(N, columns, plain, columnwise=True).strips) == 1, "however long one of many strips may be"
 
 
 class Divided:
