@@ -143,13 +143,10 @@ class Wire(Peers):
 
     def told(self, value: Any, source: int, *, what: str, step: int = 0) -> Any:
         """The picklable value of process `source`, in all of them."""
-        own = pickle.dumps(value) if self.rank == source else b""
+        own = bytearray(pickle.dumps(value)) if self.rank == source else bytearray()
         size = torch.tensor([len(own)], device=self._device)
         self.broadcast(size, source, what=what, step=step)
-        data = torch.empty(int(size), dtype=torch.uint8)
-        if self.rank == source:
-            data = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        data = data.to(self._device)
+        data = torch.frombuffer(own or bytearray(int(size)), dtype=torch.uint8).to(self._device)
         self.broadcast(data, source, what=what, step=step)
         return value if self.rank == source else pickle.loads(data.cpu().numpy().tobytes())
 
