@@ -164,13 +164,13 @@ class Move:
 
     def _of_strip(self, k: int, option: Callable[[dict[str, Any]], float]) -> float | Tensor:
         pieces = self.pieces[k]
-        found_by_piece = [option(self.group(p)) for p in pieces]
-        if len(set(found_by_piece)) == 1:
-            return found_by_piece[0]
+        values = [option(self.group(p)) for p in pieces]
+        if len(set(values)) == 1:
+            return values[0]
         width = max(p.columns.stop for p in pieces) if len({(p.columns.start) for p in pieces}) > 1 else 1
         like = pieces[0].parameter
         found = torch.empty(self._size, width, dtype=like.dtype, device=like.device)
-        for piece, value in zip(pieces, found_by_piece, strict=True):
+        for piece, value in zip(pieces, values, strict=True):
             found[piece.rows, piece.columns if width > 1 else slice(None)] = value
         return found
 

@@ -5,9 +5,9 @@ r"""The three products of n linear layers at once: all workers in one batched ca
     gradient(g, x)[i]    = g[i]^T x[i]              (n, r, out), (n, r, in)            -> (n, out, in)
 
 A batched product is one call, made by the BLAS that torch was built with. Of the two libraries in its builds for x86
-that is MKL, which does not use the widest registers of processors of other makers; the other, oneDNN, uses whatever the
-processor has, but takes one product at a time. So it pays where a product is worth the call: one of 32 samples by a
-weight of 784 by 256 took 0.55 of the time on a processor where the registers differ, and on others nothing is lost.
+that is MKL; the other, oneDNN, takes one product at a time, but was twice as fast at a large one on the AMD processor
+where this was measured (others were not). So it pays where a product is worth the call: those of 32 samples by weights
+of 784 by 256 took 0.55 of the time.
 
 Which of the two makes a product depends on shapes and on the number of threads alone, never on a clock: a run that is
 resumed is the same to the bit. Both add up the same numbers in another order.

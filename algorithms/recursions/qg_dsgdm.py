@@ -65,10 +65,13 @@ class QgDsgdm:
         """Gradient, move along the momentum, mix, and remember the displacement."""
         g = yield Gradient(x)
         m = self.beta * state.momentum + g
-        # the move adds the decay once more, to whatever it goes along
-        half = local.move(x, g + self.beta * (m + local.decay * x) if self.nesterov else m)
+        half = local.move(x, g + self.beta * self._decayed(m, x, local.decay) if self.nesterov else m)
         mixed = yield Mix(half)
         return mixed, QuasiGlobal(self._followed(state.momentum, x - mixed, local.rate))
+
+    def _decayed(self, m: Tensor, x: Tensor, decay: float | Tensor) -> Tensor:
+        """The momentum with the decay that belongs to g; the move adds it once more, to whatever it goes along."""
+        return m + decay * x if isinstance(decay, Tensor) or decay != 0.0 else m
 
     def _followed(self, momentum: Tensor, displacement: Tensor, rate: float | Tensor) -> Tensor:
         """m+; where the rate is zero, m."""
