@@ -128,8 +128,7 @@ class Layout:
                     wide = max(MESSAGE, TOGETHER // size // 16 * 16)
                 else:
                     wide = at if together else max(16, STRIP // size // 16 * 16)
-                wide = wide if columns.device.type == "cpu" else at
-                cuts = [slice(lo, min(lo + wide, at)) for lo in range(0, at, max(1, wide))]
+                cuts = cut(at, wide if columns.device.type == "cpu" else at, evenly=not travelling)
                 strips += [Strip(k, cut, ((slice(0, cut.stop - cut.start), group),)) for cut in cuts]
             else:
                 strips.append(Strip(k, slice(0, at), tuple(pieces)))
@@ -180,6 +179,19 @@ class Layout:
         for k, value in enumerate(strips):
             self.strip(blocks, k).copy_(value)
         return self.gather(blocks)
+
+
+def cut(columns: int, wide: int, *, evenly: bool) -> list[slice]:
+    """Strips of at most so many columns; equal ones if asked for, unless that would take more than twice as many.
+
+    The rows of equal strips are the rows of one table, so that they can be mixed where they lie (`mixing`).
+    """
+    fewest = -(-columns // max(1, wide))
+    for count in range(max(1, fewest), 2 * fewest + 1) if evenly else ():
+        if columns % count == 0:
+            wide = columns // count
+            break
+    return [slice(lo, min(lo + wide, columns)) for lo in range(0, columns, max(1, wide))]
 
 
 def _by_size(columns: Columns, group: Sequence[int], own_block: int) -> list[list[int]]:

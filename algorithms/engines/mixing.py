@@ -1,10 +1,14 @@
 r"""One round of exchange between stacked workers: the rows of $W_t V$ for a tensor of n rows.
 
 Few routes, one result: nothing to do when nobody speaks; runs of rows moved towards runs of senders when every worker
-hears at most one other (read twice, written once), or a gather where these have no order; a ring and its like by
-shifted slices, its short rows by a lookup; otherwise a dense or a sparse product, whichever is faster by a measured
-rule. The route of a round is found once and kept as long as the schedule repeats. A tensor is best given in strips that
-fit into the cache.
+hears at most one other (read twice, written once), or a gather where these have no order; a lookup of weighted rows
+where workers hear few (single precision on a CPU); elsewhere a ring and its like by shifted slices; otherwise a dense
+or a sparse product, whichever is faster by a measured rule. The route of a round is found once and kept as long as the
+schedule repeats.
+
+A tensor is best given in strips that fit into the cache. A strip is a view of a wider tensor, and what looks rows up
+wants them to follow each other; so where the wider one is a whole number of strips wide it is read as a table of all
+its strips' rows, of which every (wide / strip)-th is one of ours, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -28,8 +32,9 @@ DENSE_UNTIL, MOST_SHIFTS = 12, 7
 ROWS_PER_RUN = 4
 """Shorter runs than this on average are not worth the calls, unless rows are long."""
 LONG_ROW = 1 << 13
-SHORT_ROW = 1 << 14
-"""Up to so many numbers in a row, a lookup of weighted rows (`embedding_bag`) beats shifted slices on a CPU."""
+LOOKED_UP_SHARE = 0.4
+"""Up to this share of nonzero weights, a lookup of weighted rows (`embedding_bag`) in single precision beats slices and
+products on a CPU: two times on a torus, three times among 1024 workers on a ring of whom a product reads all."""
 
 Round = Callable[[Tensor], Tensor]
 
@@ -60,16 +65,11 @@ def round_of(w: MixingMatrix, dtype: torch.dtype, device: torch.device) -> Round
     one_peer = plan(w).one_peer
     if one_peer is not None:
         return _one_peer(one_peer, dtype, device)
+    if (dtype, device.type) == (torch.float32, "cpu") and weights.nnz <= LOOKED_UP_SHARE * n * n:
+        return _looked_up(w)
     shifts = _shifts(w)
     if shifts is not None:
-        looked_up = _looked_up(w, dtype, device) if (dtype, device.type) == (torch.float32, "cpu") else None
-
-        def few_heard(value: Tensor) -> Tensor:
-            if looked_up is not None and value.shape[1] <= SHORT_ROW:
-                return looked_up(value)
-            return _shifted(shifts, value)
-
-        return few_heard
+        return lambda value: _shifted(shifts, value)
     if weights.nnz >= DENSE_SHARE * n * n:
         dense = torch.from_numpy(w.dense()).to(device, dtype)
         return lambda value: dense @ value
@@ -112,12 +112,24 @@ def _shifted(shifts: Sequence[tuple[slice, slice, float]], value: Tensor) -> Ten
     return mixed
 
 
-def _looked_up(w: MixingMatrix, dtype: torch.dtype, device: torch.device) -> Round:
+def _looked_up(w: MixingMatrix) -> Round:
     """The sum of the weighted rows that each worker hears, its own among them, in one pass over the result."""
-    weights = w.weights
-    heard, first = (torch.from_numpy(v.astype(np.int64)).to(device) for v in (weights.indices, weights.indptr[:-1]))
-    weight = torch.from_numpy(weights.data.copy()).to(device, dtype)
-    return lambda value: embedding_bag(heard, value.detach(), first, mode="sum", per_sample_weights=weight)
+    n, weights = w.size, w.weights
+    heard, first = (torch.from_numpy(v.astype(np.int64)) for v in (weights.indices, weights.indptr[:-1]))
+    weight = torch.from_numpy(weights.data.astype(np.float32))
+    apart = {1: heard}
+
+    def few_heard(value: Tensor) -> Tensor:
+        value, width = value.detach(), value.shape[1]
+        by, rest = divmod(value.stride(0), max(width, 1))
+        if rest or value.stride(1) != 1:
+            by, value = 1, value.contiguous()
+        if by not in apart:
+            apart[by] = heard * by
+        table = value.as_strided(((n - 1) * by + 1, width), (width, 1))
+        return embedding_bag(apart[by], table, first, mode="sum", per_sample_weights=weight)
+
+    return few_heard
 
 
 def _one_peer(how: OnePeer, dtype: torch.dtype, device: torch.device) -> Round:

@@ -115,6 +115,7 @@ def test_only_what_is_worth_a_call_is_made_alone(
     rows: int, into: int, out: int, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = watched(monkeypatch)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     x, w, g = drawn(N, rows, into), drawn(N, out, into), drawn(N, rows, out)
     products.forward(x, w, None)
     products.backward(g, w)

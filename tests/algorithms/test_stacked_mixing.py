@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dissensus.algorithms.engines.mixing import LONG_ROW, SHORT_ROW, Mixing, round_of
+from dissensus.algorithms.engines.mixing import LONG_ROW, Mixing, round_of
 from dissensus.theory import MixingMatrix, from_function
 
 CPU = torch.device("cpu")
@@ -80,14 +80,22 @@ def test_long_rows_are_mixed_like_short_ones() -> None:
     assert torch.equal(mix(value)[:, :100], mix(value[:, :100]))
 
 
-def test_short_rows_of_a_ring_are_mixed_like_long_ones() -> None:
-    w = MixingMatrix.of(wide_ring(16))
-    value = torch.randn(16, SHORT_ROW + 3, generator=torch.Generator().manual_seed(0))
-    mix, before = round_of(w, torch.float32, CPU), value.clone()
-    expected = w.dense() @ value.double().numpy()
-    for columns in (slice(None), slice(5, 105)):
-        np.testing.assert_allclose(mix(value[:, columns]).numpy(), expected[:, columns], rtol=0, atol=1e-6)
-    assert torch.equal(value, before)
+@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize("columns", [(0, 300), (50, 100), (250, 300), (100, 200), (0, 60), (5, 105), (5, 96), (7, 8)])
+def test_a_strip_is_mixed_where_it_lies(case: str, columns: tuple[int, int]) -> None:
+    """Whether or not the wide tensor is a whole number of strips wide; what lies beside the strip is not read."""
+    build, promise = CASES[case]
+    w = MixingMatrix.of(build(16), promise)  # type: ignore[arg-type]
+    strip = slice(*columns)
+    wide = torch.full((16, 300), float("nan"))
+    wide[:, strip] = torch.randn(16, columns[1] - columns[0], generator=torch.Generator().manual_seed(0))
+    given, mix = wide.clone(), round_of(w, torch.float32, CPU)
+    for at in (wide[:, strip], wide.t().contiguous().t()[:, strip], wide.repeat_interleave(2, 1)[:, ::2][:, strip]):
+        expected = w.dense() @ at.double().numpy()
+        np.testing.assert_allclose(mix(at).numpy(), expected, rtol=0, atol=1e-6)
+    same = wide[:1, strip].expand(16, -1)
+    np.testing.assert_allclose(mix(same).numpy(), w.dense() @ same.double().numpy(), rtol=0, atol=1e-6)
+    assert torch.equal(wide.nan_to_num(), given.nan_to_num())
 
 
 def test_one_peer_rounds_do_not_tell_equal_workers_apart() -> None:

@@ -111,6 +111,17 @@ def test_columns_go_into_blocks_and_come_back(monkeypatch: pytest.MonkeyPatch) -
             assert laid.strips[0].width == columns.size
 
 
+def test_strips_are_equal_where_that_does_not_take_many_more() -> None:
+    for columns, wide, expected in (
+        *((100, 30, [25] * 4), (200704, 8192, [7168] * 28), (90, 30, [30] * 3), (5, 30, [5]), (0, 30, [])),
+        *((101, 30, [30, 30, 30, 11]), (101, 1, [1] * 101)),
+    ):
+        strips = layout.cut(columns, wide, evenly=True)
+        assert [s.stop - s.start for s in strips] == expected
+        assert [c for s in strips for c in range(s.start, s.stop)] == list(range(columns))
+    assert [s.stop - s.start for s in layout.cut(100, 30, evenly=False)] == [30, 30, 30, 10]
+
+
 def test_few_numbers_lie_together(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = Columns.of(Net())
     plain: list[Any] = [{}] * len(columns.names)
