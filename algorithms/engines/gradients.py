@@ -44,6 +44,8 @@ class Found(NamedTuple):
 
     losses: Tensor
     buffers: Stacked
+    finite: frozenset[str] = frozenset()
+    """Parameters whose gradients are known to be finite, though nobody has looked at them."""
 
 
 @dataclass
@@ -160,7 +162,8 @@ class GradientRoute:
             here, there, own, part = rows_of((at, out, buffers, batch), rows)
             parts.append(self._vmap_range(here, there, own, part, key, lo))
         after = {name: torch.cat([p.buffers[name] for p in parts]) for name in buffers}
-        return Found(torch.cat([p.losses for p in parts]), after)
+        finite = frozenset.intersection(*(p.finite for p in parts))
+        return Found(torch.cat([p.losses for p in parts]), after, finite)
 
     def _vmap_range(
         self, at: Stacked, out: Stacked, buffers: Stacked, batch: Any, key: tuple[int, ...], lo: int
@@ -181,7 +184,8 @@ class GradientRoute:
         leaves: list[Tensor] = []
         of_leaves(batch, lambda leaf: leaves.append(leaf) or leaf)
         held = {**split, **after}
-        mode, casting = Vectorised(Sinks(split, out)), self._casting(next(iter(split.values())))
+        sinks = Sinks(split, out)
+        mode, casting = Vectorised(sinks), self._casting(next(iter(split.values())))
 
         def one(*own: Tensor) -> tuple[Any, ...]:
             given = iter(own[len(held) :])
@@ -193,10 +197,12 @@ class GradientRoute:
         # the workers share no parameter, so the gradient of the sum holds each worker's own gradient in its row
         inputs, each = list(split.values()), torch.ones_like(losses)
         grads = torch.autograd.grad(losses, inputs, each, materialize_grads=True)
-        for place, g in zip(out.values(), grads, strict=True):
+        for (name, place), g in zip(out.items(), grads, strict=True):
             if g.data_ptr() != place.data_ptr():
                 place.copy_(g)
-        return Found(losses.detach(), {name: b.detach() for name, b in zip(after, left, strict=True)})
+                sinks.finite.discard(name)  # something was added to what had been written
+        finite = frozenset(sinks.finite)
+        return Found(losses.detach(), {name: b.detach() for name, b in zip(after, left, strict=True)}, finite)
 
     def _loss(self, batch: Any) -> Tensor:
         """The loss of the model with what hangs in it on the batch of one worker."""

@@ -15,6 +15,7 @@ resumed is the same to the bit. Both add up the same numbers in another order.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -24,8 +25,13 @@ from torch import Tensor
 WORTH_A_CALL = 3 << 20
 """Multiplications per thread from which on a product is made alone: a call costs ten microseconds more than a share
 of a batched one."""
+FAR = 1 << 23
+"""So many numbers lie in the memory behind the caches. Several threads write them best when each has rows of its own,
+as in a batched product; there a gradient is made alone from twice as many multiplications on."""
 FEWEST_ROWS, NARROWEST = 16, 64
 """Products of fewer samples, or of narrower weights, are not faster."""
+MARGIN = 1e3
+"""Room for rounding between a norm as it is computed and what overflows."""
 FEW_ROWS = 48
 """With fewer samples than that the weights go first, and what comes out is turned round."""
 
@@ -57,7 +63,8 @@ def gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
     """The gradients of the weights, written to `out` if it is given, however it lies in memory."""
     across = g.transpose(1, 2)
     out = x.new_empty(len(x), across.shape[1], x.shape[2]) if out is None else out
-    if not _alone(x, out):
+    shared = torch.get_num_threads() > 1 and out.numel() > FAR
+    if not _alone(x, out, 2 if shared else 1):
         return torch.bmm(across, x, out=out)
     product = _product()
     for place, a, b in zip(out.unbind(), across.unbind(), x.transpose(1, 2).unbind(), strict=True):
@@ -65,11 +72,22 @@ def gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
     return out
 
 
-def _alone(rows: Tensor, weight: Tensor) -> bool:
-    """Whether the products of these rows and weights are made worker by worker."""
+def stays_finite(g: Tensor, x: Tensor) -> bool:
+    """Whether `gradient(g, x)` can hold nothing but finite numbers, told without looking at it; "no" says nothing.
+
+    By Cauchy and Schwarz no number in it, nor any sum on the way to it, exceeds the product of the norms of g and x.
+    """
+    if not (g.is_contiguous() and x.is_contiguous()):
+        return False
+    squares = (float(torch.dot(v.view(-1), v.view(-1))) for v in (g, x))
+    return math.prod(math.sqrt(s) if s >= 0 else math.inf for s in squares) < torch.finfo(g.dtype).max / MARGIN
+
+
+def _alone(rows: Tensor, weight: Tensor, dear: int = 1) -> bool:
+    """Whether the products of these rows and weights are made worker by worker, where a call is so much dearer."""
     r, (out, into) = rows.shape[1], weight.shape[1:]
     return (
-        r * out * into >= WORTH_A_CALL * torch.get_num_threads()
+        r * out * into >= dear * WORTH_A_CALL * torch.get_num_threads()
         and r >= FEWEST_ROWS
         and min(out, into) >= NARROWEST
         and weight.dtype == rows.dtype == torch.float32

@@ -156,8 +156,9 @@ class Stepping:
         self._losses.append(found.losses)
         bad = not_finite(found.losses[:, None])
         self._exclude(bad, lambda: f"the loss {found.losses[bad].tolist()[0] if bad is not None else 'nan'}", blocks)
-        for block in blocks:
-            self._exclude(not_finite(block), lambda: "a gradient that is not finite", blocks)
+        for block, held in zip(blocks, self.workers.layout.blocks, strict=True):
+            known = all(part.name in found.finite for part in held.parts)
+            self._exclude(None if known else not_finite(block), lambda: "a gradient that is not finite", blocks)
         self._buffers = stayed(self.there, self._buffers, found.buffers)
         if self._clip is not None:
             norm = torch.stack([block.square().sum(dim=1) for block in blocks]).sum(dim=0).sqrt()

@@ -46,6 +46,9 @@ ONE_BY_ONE = 1 << 14
 IN_CACHE = 1 << 20
 """Smaller ones are computed apart and copied, unless those of all workers are more numbers: that would take memory."""
 
+WORTH_A_LOOK = 3
+"""A gradient that is so many times larger than its factors is not looked at if these tell that it is finite."""
+
 FEW_CLASSES = 16
 """Scores of fewer classes do not fill a register of the processor: torch is faster where samples lie side by side."""
 
@@ -74,7 +77,10 @@ class Sinks:
 
     def __init__(self, values: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
         self._places = {_identity(values[name]): place for name, place in places.items()}
+        self._names = {_identity(values[name]): name for name in places}
         self._uses: dict[Any, int] = {}
+        self.finite: set[str] = set()
+        """Parameters whose gradients are known to be finite, though nobody has looked at them."""
 
     def used(self, value: Tensor) -> None:
         """A layer reads this parameter."""
@@ -85,6 +91,12 @@ class Sinks:
         """Where to write its gradient, if this layer is the only one that reads it: two would overwrite each other."""
         key = _identity(value)
         return self._places.get(key) if self._uses.get(key) == 1 else None
+
+    def written(self, value: Tensor, g: Tensor, x: Tensor) -> None:
+        """The gradient of this parameter is the product of these, and is where it stays."""
+        large = value.device.type == "cpu" and value.numel() > WORTH_A_LOOK * (g.numel() + x.numel())
+        if large and products.stays_finite(g, x):
+            self.finite.add(self._names[_identity(value)])
 
 
 class Vectorised(TorchFunctionMode):
@@ -161,6 +173,8 @@ class _StackedLinear(torch.autograd.Function):
             if place is not None and not place.is_contiguous():
                 place = None if place[0].numel() < ONE_BY_ONE and place.numel() <= IN_CACHE else place
             of_weight = products.gradient(g, flat, out=place)
+            if place is not None:
+                ctx.sinks.written(weight, g, flat)
         if ctx.needs_input_grad[2]:
             of_bias = torch.sum(g, dim=1, out=ctx.sinks.place(bias) if ctx.sinks is not None else None)
         return of_x, of_weight, of_bias, None

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import dissensus
-from dissensus.algorithms import StackedEngine
-from dissensus.algorithms.engines import products
+from dissensus.algorithms import AlgorithmError, StackedEngine
+from dissensus.algorithms.engines import layout, products, stepping
+from dissensus.algorithms.engines.gradients import Found, GradientRoute
 
 N = 3
 SHAPES = [(1, 5, 7), (4, 1, 1), (7, 64, 33), (17, 784, 256), (47, 130, 70), (48, 130, 70), (200, 64, 65)]
@@ -130,6 +131,24 @@ def test_only_what_is_worth_a_call_is_made_alone(
     assert not made
 
 
+@has_the_other_library
+@pytest.mark.parametrize(
+    ("threads", "far", "alone"), [(2, N * 512 * 512, True), (2, N * 512 * 512 - 1, False), (1, 0, True)]
+)
+def test_gradients_that_lie_far_away_are_dearer_to_several_threads(
+    threads: int, far: int, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = watched(monkeypatch)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(products, "FAR", far)
+    for rows, expected in ((24, alone), (48, True)):  # 6 and 12 · 2^20 multiplications
+        del made[:]
+        products.gradient(drawn(N, rows, 512), drawn(N, rows, 512))
+        assert len(made) == (N if expected else 0)
+        products.forward(drawn(N, rows, 512), drawn(N, 512, 512), None)
+        assert len(made) == (2 * N if expected else N), "products of few numbers are not"
+
+
 def test_without_the_other_library_all_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_product", lambda: None)
     x, w, b, g = drawn(N, 64, 256), drawn(N, 256, 256), drawn(N, 256), drawn(N, 64, 256)
@@ -162,3 +181,97 @@ def test_an_engine_computes_the_same_either_way(batch: int, monkeypatch: pytest.
     expected = trained()
     assert not torch.equal(found, expected)
     torch.testing.assert_close(found, expected, rtol=0, atol=5 * 0.1 * 1e-6)  # five steps of gradients off by rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_is_said_to_stay_finite_does(dtype: torch.dtype) -> None:
+    """Factors of every size, with a number that is not finite here and there: never told so wrongly, mostly told so."""
+    generator, largest = torch.Generator().manual_seed(0), torch.tensor(torch.finfo(dtype).max, dtype=dtype)
+    told = 0
+    for trial in range(300):
+        g, x = (torch.randn(N, 4, 5, generator=generator, dtype=dtype) for _ in range(2))
+        exponent = float(torch.rand((), generator=generator, dtype=torch.float64)) * 1.1
+        split = float(torch.rand((), generator=generator, dtype=torch.float64))
+        g, x = g * largest ** (exponent * split), x * largest ** (exponent * (1 - split))
+        if trial % 3 == 0:
+            (g, x)[trial % 2][trial % N, 1, 2] = (torch.inf, -torch.inf, torch.nan)[trial // 3 % 3]
+        said = products.stays_finite(g, x)
+        told += said
+        assert not said or bool(products.gradient(g, x).isfinite().all())
+        assert said or trial % 3 == 0 or exponent > 0.4, "numbers far from overflow"
+    assert 60 < told < 200
+    assert not products.stays_finite(drawn(N, 5, 4).mT, drawn(N, 4, 5)), "nothing is said of what lies otherwise"
+
+
+class Wide(nn.Module):
+    """A weight larger than what makes its gradient, and something else that reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        nn.init.zeros_(self.layer.weight)
+
+    def forward(self, x: Tensor, kind: str) -> Tensor:
+        out = self.layer(x)
+        if kind == "overflow":  # the loss is as finite as it can be, its gradient is not
+            return ((out - self.layer.bias) * 1e20).sum()
+        return out.mean() + (self.layer.weight.square().sum().sqrt() if kind == "elsewhere" else 0.0)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every parameter lies by itself, however small."""
+    monkeypatch.setattr(layout, "TOGETHER", 0)
+    monkeypatch.setattr(layout, "OWN_BLOCK", 1)
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize(("kind", "isolate"), [("overflow", False), ("overflow", True), ("elsewhere", False)])
+def test_a_large_gradient_that_is_not_finite_is_told(kind: str, isolate: bool) -> None:
+    engine = StackedEngine(
+        Wide(),
+        lambda model, batch: model(batch, kind),
+        algorithm="dsgd",
+        topology=dissensus.topology("ring", N),
+        lr=0.1,
+        gradients="vmap",
+        on_nan="isolate" if isolate else "stop",
+    )
+    x = torch.zeros(N, 4, 64)
+    x[1] = 1e20 if kind == "overflow" else 0.0
+    if not isolate:
+        who = 1 if kind == "overflow" else 0
+        with pytest.raises(AlgorithmError, match=rf"worker {who} .*a gradient that is not finite"):
+            engine.step(x)
+        return
+    engine.step(x)
+    assert set(engine.isolated) == {1}
+
+
+@pytest.mark.usefixtures("apart")
+def test_nobody_looks_at_a_large_gradient_that_its_factors_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Found] = []
+    inner = GradientRoute._vmap
+
+    def watched_vmap(*args: object) -> Found:
+        found.append(inner(*args))  # type: ignore[arg-type]
+        return found[-1]
+
+    monkeypatch.setattr(GradientRoute, "_vmap", watched_vmap)
+    for kind, chunk, accumulate in (("plain", None, 1), ("plain", 2, 1), ("elsewhere", None, 1), ("plain", None, 2)):
+        looked: list[int] = []
+        monkeypatch.setattr(stepping, "not_finite", lambda value, looked=looked: looked.append(value.numel()))
+        engine = StackedEngine(
+            Wide(),
+            lambda model, batch, kind=kind: model(batch, kind),
+            algorithm="dsgd",
+            topology=dissensus.topology("ring", N),
+            lr=0.1,
+            gradients="vmap",
+            chunk=chunk,
+            accumulate=accumulate,
+        )
+        engine.step(drawn(N, 4, 64))
+        bounded = kind == "plain" and accumulate == 1
+        assert found[-1].finite == ({"layer.weight"} if bounded else set())
+        assert looked.count(N * 64 * 64) == (1 if bounded else 2), "new points, and gradients: a mean of several, too"
