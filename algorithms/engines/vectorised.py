@@ -169,12 +169,13 @@ class _StackedLinear(torch.autograd.Function):
         of_x = products.backward(g, weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
         of_weight = of_bias = None
         if ctx.needs_input_grad[1]:
-            place = ctx.sinks.place(weight) if ctx.sinks is not None else None
+            sinks: Sinks | None = ctx.sinks
+            place = None if sinks is None else sinks.place(weight)
             if place is not None and not place.is_contiguous():
                 place = None if place[0].numel() < ONE_BY_ONE and place.numel() <= IN_CACHE else place
             of_weight = products.gradient(g, flat, out=place)
-            if place is not None:
-                ctx.sinks.written(weight, g, flat)
+            if sinks is not None and place is not None:
+                sinks.written(weight, g, flat)
         if ctx.needs_input_grad[2]:
             of_bias = torch.sum(g, dim=1, out=ctx.sinks.place(bias) if ctx.sinks is not None else None)
         return of_x, of_weight, of_bias, None
