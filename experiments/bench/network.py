@@ -165,6 +165,9 @@ def _build(net: Network, hub: str, shape: Sequence[str], delay_ms: float) -> Non
             _do("ip", "-n", hub, "link", "set", port, "master", "bridge0", "up")
         _do("ip", "-n", name, "address", "add", f"{net.address(i)}/24", "dev", DEVICE)
         _do("ip", "-n", name, "link", "set", DEVICE, "up")
+        if delay_ms == 0:
+            for where, device in ((hub, f"port{i}"), (name, DEVICE)):
+                _keep_order(where, device, i % (os.cpu_count() or 1))
         if shape:
             _do("tc", "-n", name, "qdisc", "add", "dev", DEVICE, "root", "tbf", *shape)
 
@@ -174,6 +177,16 @@ echo {CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control
 echo {OUTPUT_BYTES} > /proc/sys/net/ipv4/tcp_limit_output_bytes
 if test -e /proc/sys/net/ipv6; then echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; fi
 """
+
+
+def _keep_order(where: str, device: str, core: int) -> None:
+    """Has one core take in all packets of a device, if the kernel lets it: where any may, packets overtake each other.
+
+    TCP takes that for a loss and sends slower for a while, which no wire does to it.
+    """
+    mask = f"{1 << core % 32:x}" + ",00000000" * (core // 32)
+    queue = f"/sys/class/net/{device}/queues/rx-0/rps_cpus"
+    _do("ip", "netns", "exec", where, "sh", "-c", f"test ! -w {queue} || echo {mask} > {queue} || true")
 
 
 def _relay(delay_ms: float, hub: str, names: Sequence[str]) -> subprocess.Popen[Any]:

@@ -87,6 +87,18 @@ def gone(check, within=20.0):
     return not check()
 
 
+def test_packets_of_a_device_are_taken_in_by_one_core(permitted):
+    """Where any core may take them in they overtake each other, and TCP slows down as if some had been lost."""
+    with hosts(2, rate="100mbit") as net:
+        for i in range(2):
+            where = f"/sys/class/net/{network.DEVICE}/queues/rx-0/rps_cpus"
+            with net.popen(i, ["cat", where], stdout=subprocess.PIPE, text=True) as said:
+                mask = said.communicate(timeout=20)[0]
+            if said.returncode != 0:
+                pytest.skip("this kernel does not spread packets over cores")
+            assert int(mask.replace(",", ""), 16) == 1 << i % os.cpu_count()
+
+
 def test_hosts_reach_each_other_and_are_gone_afterwards(permitted):
     outside = socket.if_nameindex()
     with hosts(2) as net:
