@@ -142,7 +142,7 @@ class LoopWorker:
     def begin(self) -> None:
         """Right after a step: what is sent before the next gradient goes out."""
         for conversation in self.conversations:
-            if conversation.t < self.t:
+            if not conversation.is_begun:
                 conversation.begin(self.t)
 
     # ---- between two steps
