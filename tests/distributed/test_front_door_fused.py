@@ -1,8 +1,7 @@
 """Moves inside backward: the same numbers to the bit, and a sentence where that cannot be."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +14,6 @@ from variants import VARIANTS
 
 import dissensus
 from dissensus.algorithms import AlgorithmError, algorithm
-from dissensus.algorithms.engines.distributed.front_door import Decentralized
-from dissensus.algorithms.engines.distributed.fused import Fused
 
 HERE = Path(__file__)
 STEPS = range(8)
@@ -43,72 +40,6 @@ def both_ways(name: str, order: str, topology: str) -> None:
 @pytest.mark.parametrize(("name", "order", "topology"), CASES)
 def test_moves_inside_backward_are_the_same_to_the_bit(name: str, order: str, topology: str, processes: Pool) -> None:
     processes.run(4, f"{HERE}:both_ways", name=name, order=order, topology=topology)
-
-
-def nothing_is_sent_before_the_step(name: str) -> None:
-    variant, ends = VARIANTS[name], []
-    plainly, step, sent = Fused.reset, Decentralized.step, []
-
-    def behind(self: Fused) -> None:
-        plainly(self)
-        self._behind = True
-
-    def counted(opt: Decentralized, closure: Any = None) -> Any:
-        sent.append(opt.timeline.counts["messages"])
-        step(opt, closure)
-        sent.append(opt.timeline.counts["messages"])
-
-    for options in ({}, {"fused": True, "accumulate": variant.backwards}):
-        with pytest.MonkeyPatch.context() as patched:
-            if options:
-                patched.setattr(Fused, "reset", behind)
-                patched.setattr(Decentralized, "step", counted)
-            model = variant.build()
-            opt = dissensus.decentralize(variant.optimizer(model), model, topology="ring", **options)
-            variant.train(model, opt, STEPS, dist.get_rank())
-            ends.append(held(model))
-    assert same(*ends)
-    assert sent[1:-1:2] == sent[2::2], "a message left inside backward"
-    assert all(after > before for before, after in zip(sent[::2], sent[1::2], strict=True))
-
-
-@pytest.mark.parametrize("name", FITTING)
-def test_messages_that_wait_for_the_step_change_no_number(name: str, processes: Pool) -> None:
-    processes.run(4, f"{HERE}:nothing_is_sent_before_the_step", name=name)
-
-
-@pytest.mark.parametrize(
-    ("waited", "computed", "near", "behind"), [(3, 2, False, True), (2, 3, False, False), (3, 2, True, False)]
-)
-def test_messages_wait_for_the_step_while_links_are_behind(
-    waited: float, computed: float, near: bool, behind: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, totals, begun = [1.0], {"wait": 0.0}, []
-
-    def finish_one(conversation: Any, again: None) -> None:
-        del conversation, again
-        clock[0] += waited + computed
-        totals["wait"] += waited
-
-    wire = SimpleNamespace(lines={1: None} if near else {}, timeline=SimpleNamespace(totals=totals))
-    one = SimpleNamespace(buckets=(), begin=begun.append)
-    watched: Any = SimpleNamespace(wire=wire, t=0, buckets=(), finish_one=finish_one)
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    fused = Fused(watched, 1)
-    fused.reset()
-    for expected in (3, 0 if behind else 3, 0 if behind else 3):  # it says so for as long as it is so
-        begun.clear()
-        for _ in range(3):
-            fused._finish(cast(Any, one))
-        assert begun == [1] * expected
-        fused.reset()
-    waited = 0.0
-    for expected in (0 if behind else 3, 3):
-        begun.clear()
-        for _ in range(3):
-            fused._finish(cast(Any, one))
-        assert begun == [1] * expected
-        fused.reset()
 
 
 def both_ways_with(spec: dict[str, Any], topology: str) -> list[dict[str, Tensor]]:

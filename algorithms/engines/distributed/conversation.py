@@ -59,12 +59,6 @@ class Conversation:
         self._sent: dict[int, Any] = {}
         """The tickets of what was sent before anything else, by bucket, until the recursion gets them."""
         self.t = 0
-        """The step it is in, or comes to next."""
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether that step has begun."""
-        return self._meeting is not None
 
     @property
     def is_ready(self) -> bool:
@@ -107,7 +101,6 @@ class Conversation:
             first = False
             self._go_on([self._host.gradient(k) for k in self.buckets])
         self._meeting = None
-        self.t += 1
 
     def forget(self) -> None:
         """Gives up the step that was begun."""

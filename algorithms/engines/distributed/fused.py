@@ -5,17 +5,12 @@ backward comes by. When the last gradient of a bucket has arrived, the bucket wa
 its gradients, and posts the message of the next step, all under the rest of backward. Buckets are done in one order on
 every process (a transport may match messages by their order alone), whatever order their gradients come in.
 
-Where links are slow, messages of this step are still on their way meanwhile, and one more would only take turns with
-them: what is waited for would come later, and nothing sooner. So while backward waits for messages longer than it
-computes, from its first bucket to its last, those of the next step are posted after the step, as in the plain way.
-
 The numbers are those of the plain way, to the bit: nothing but `Norm` couples parameters, and who asks for it is
 refused.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -58,9 +53,6 @@ class Fused:
         self._next = 0
         self._watched: set[int] = set()
         self._handles: list[Any] = []
-        self._began = self._ended = self._waited = 0.0
-        self._behind = False
-        """Whether the links are still busy with the messages of this step when those of the next are ready."""
 
     def attach(self) -> None:
         """Watches every parameter that is not watched yet, and starts to count from zero."""
@@ -80,9 +72,6 @@ class Fused:
 
     def reset(self) -> None:
         """The next step begins."""
-        remote = not self._worker.wire.lines
-        self._behind = remote and 2 * self._waited > self._ended - self._began
-        self._began = self._ended = self._waited = 0.0
         self._arrived = {}
         self._missing = [len(bucket.parameters) for bucket in self._worker.buckets]
         self._next = 0
@@ -109,15 +98,10 @@ class Fused:
 
     def _finish(self, conversation: Conversation) -> None:
         worker = self._worker
-        spent, began = worker.wire.timeline.totals, time.perf_counter()
-        before = spent["wait"]
         worker.finish_one(conversation, None)
         for k in conversation.buckets:
             _free(worker.buckets[k].parameters)
-        self._began, self._ended = self._began or began, time.perf_counter()
-        self._waited += spent["wait"] - before
-        if not self._behind:
-            conversation.begin(worker.t + 1)
+        conversation.begin(worker.t + 1)
 
 
 def _free(parameters: Iterable[nn.Parameter]) -> None:

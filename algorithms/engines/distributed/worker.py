@@ -142,7 +142,7 @@ class LoopWorker:
     def begin(self) -> None:
         """Right after a step: what is sent before the next gradient goes out."""
         for conversation in self.conversations:
-            if not conversation.is_begun:
+            if conversation.t < self.t:
                 conversation.begin(self.t)
 
     # ---- between two steps
