@@ -96,7 +96,7 @@ def test_packets_of_a_device_are_taken_in_by_one_core(permitted):
                 mask = said.communicate(timeout=20)[0]
             if said.returncode != 0:
                 pytest.skip("this kernel does not spread packets over cores")
-            assert int(mask.replace(",", ""), 16) == 1 << i % os.cpu_count()
+            assert int(mask.replace(",", ""), 16) == 1 << i % (os.cpu_count() or 1)
 
 
 def test_hosts_reach_each_other_and_are_gone_afterwards(permitted):
