@@ -103,7 +103,7 @@ def test_a_process_that_is_killed_ends_the_run(training: Training) -> None:
     first, second = training.children()
     os.kill(second, signal.SIGKILL)
     code, said = training.ended()
-    assert code == 128 + signal.SIGKILL
+    assert code == 128 + signal.SIGKILL, said
     assert "process 1 of 2 was killed by SIGKILL, and the others were ended" in said
     assert not alive([first, second])
     summary = Run.read(training.path).summary
@@ -117,7 +117,7 @@ def test_the_process_of_the_records_is_killed(training: Training) -> None:
     first, second = training.children()
     os.kill(first, signal.SIGKILL)
     code, said = training.ended()
-    assert code == 128 + signal.SIGKILL
+    assert code == 128 + signal.SIGKILL, said
     assert "process 0 of 2 was killed by SIGKILL, and the others were ended" in said
     assert not alive([first, second])
     assert Run.read(training.path).status == "interrupted"
