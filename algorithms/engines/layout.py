@@ -127,9 +127,9 @@ class Layout:
                 if travelling:
                     wide = max(MESSAGE, TOGETHER // size // 16 * 16)
                 else:
-                    wide = at if together else max(16, STRIP // size // 16 * 16)
-                cuts = cut(at, wide if columns.device.type == "cpu" else at, evenly=not travelling)
-                strips += [Strip(k, cut, ((slice(0, cut.stop - cut.start), group),)) for cut in cuts]
+                    wide = at if together else strip_width(size)
+                cuts = spans(at, wide if columns.device.type == "cpu" else at, evenly=not travelling)
+                strips += [Strip(k, span, ((slice(0, span.stop - span.start), group),)) for span in cuts]
             else:
                 strips.append(Strip(k, slice(0, at), tuple(pieces)))
         return cls(size, columns, tuple(blocks), tuple(strips), tuple(groups))
@@ -181,7 +181,12 @@ class Layout:
         return self.gather(blocks)
 
 
-def cut(columns: int, wide: int, *, evenly: bool) -> list[slice]:
+def strip_width(size: int) -> int:
+    """How many columns one of many strips has at most, where there are so many workers."""
+    return max(16, STRIP // size // 16 * 16)
+
+
+def spans(columns: int, wide: int, *, evenly: bool) -> list[slice]:
     """Strips of at most so many columns; equal ones if asked for, unless that would take more than twice as many.
 
     The rows of equal strips are the rows of one table, so that they can be mixed where they lie (`mixing`).

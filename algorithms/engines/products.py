@@ -79,8 +79,8 @@ def stays_finite(g: Tensor, x: Tensor) -> bool:
     """
     if not (g.is_contiguous() and x.is_contiguous()):
         return False
-    squares = (float(torch.dot(v.view(-1), v.view(-1))) for v in (g, x))
-    return math.prod(math.sqrt(s) if s >= 0 else math.inf for s in squares) < torch.finfo(g.dtype).max / MARGIN
+    of_g, of_x = (math.sqrt(torch.dot(v.view(-1), v.view(-1))) for v in (g, x))
+    return of_g * of_x < torch.finfo(g.dtype).max / MARGIN  # a norm that is not a number is smaller than nothing
 
 
 def _alone(rows: Tensor, weight: Tensor, dear: int = 1) -> bool:

@@ -157,7 +157,7 @@ class Stepping:
         bad = not_finite(found.losses[:, None])
         self._exclude(bad, lambda: f"the loss {found.losses[bad].tolist()[0] if bad is not None else 'nan'}", blocks)
         for block, held in zip(blocks, self.workers.layout.blocks, strict=True):
-            known = all(part.name in found.finite for part in held.parts)
+            known = all(part.name in found.finite for part in held.parts)  # still asks the other processes
             self._exclude(None if known else not_finite(block), lambda: "a gradient that is not finite", blocks)
         self._buffers = stayed(self.there, self._buffers, found.buffers)
         if self._clip is not None:

@@ -76,8 +76,7 @@ class Sinks:
     """Where the gradients of parameters go: `(n, *shape)` views by the memory of the parameter's stacked values."""
 
     def __init__(self, values: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
-        self._places = {_identity(values[name]): place for name, place in places.items()}
-        self._names = {_identity(values[name]): name for name in places}
+        self._places = {_identity(values[name]): (name, place) for name, place in places.items()}
         self._uses: dict[Any, int] = {}
         self.finite: set[str] = set()
         """Parameters whose gradients are known to be finite, though nobody has looked at them."""
@@ -90,13 +89,13 @@ class Sinks:
     def place(self, value: Tensor) -> Tensor | None:
         """Where to write its gradient, if this layer is the only one that reads it: two would overwrite each other."""
         key = _identity(value)
-        return self._places.get(key) if self._uses.get(key) == 1 else None
+        return self._places[key][1] if key in self._places and self._uses.get(key) == 1 else None
 
     def written(self, value: Tensor, g: Tensor, x: Tensor) -> None:
         """The gradient of this parameter is the product of these, and is where it stays."""
         large = value.device.type == "cpu" and value.numel() > WORTH_A_LOOK * (g.numel() + x.numel())
         if large and products.stays_finite(g, x):
-            self.finite.add(self._names[_identity(value)])
+            self.finite.add(self._places[_identity(value)][0])
 
 
 class Vectorised(TorchFunctionMode):

@@ -163,11 +163,10 @@ def _build(net: Network, hub: str, shape: Sequence[str], delay_ms: float) -> Non
             ends = ("name", port, "type", "veth", "peer", "name", DEVICE, "netns", name)
             _do("ip", "-n", hub, "link", "add", *ends)
             _do("ip", "-n", hub, "link", "set", port, "master", "bridge0", "up")
+            for where, device in ((hub, port), (name, DEVICE)):
+                _keep_order(where, device, i % (os.cpu_count() or 1))
         _do("ip", "-n", name, "address", "add", f"{net.address(i)}/24", "dev", DEVICE)
         _do("ip", "-n", name, "link", "set", DEVICE, "up")
-        if delay_ms == 0:
-            for where, device in ((hub, f"port{i}"), (name, DEVICE)):
-                _keep_order(where, device, i % (os.cpu_count() or 1))
         if shape:
             _do("tc", "-n", name, "qdisc", "add", "dev", DEVICE, "root", "tbf", *shape)
 

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from dissensus.algorithms.engines.layout import STRIP, cut
+from dissensus.algorithms.engines.layout import spans, strip_width
 from dissensus.algorithms.engines.mixing import round_of
 from dissensus.experiments.bench.theory_predictions import bench_predictions
 from dissensus.experiments.bench.timing import interleaved
@@ -164,7 +164,7 @@ def _in_strips(w: MixingMatrix, x: np.ndarray) -> Callable[[], Any]:
     """The same round as the stacked engine makes it: on strips of columns, each mixture used while it is cached."""
     value = torch.from_numpy(x)
     mix = round_of(w, value.dtype, value.device)
-    strips = cut(value.shape[1], max(16, STRIP // w.size // 16 * 16), evenly=True)
+    strips = spans(value.shape[1], strip_width(w.size), evenly=True)
 
     def run() -> None:
         for columns in strips:

@@ -116,10 +116,10 @@ def test_strips_are_equal_where_that_does_not_take_many_more() -> None:
         *((100, 30, [25] * 4), (200704, 8192, [7168] * 28), (90, 30, [30] * 3), (5, 30, [5]), (0, 30, [])),
         *((101, 30, [30, 30, 30, 11]), (101, 1, [1] * 101)),
     ):
-        strips = layout.cut(columns, wide, evenly=True)
+        strips = layout.spans(columns, wide, evenly=True)
         assert [s.stop - s.start for s in strips] == expected
         assert [c for s in strips for c in range(s.start, s.stop)] == list(range(columns))
-    assert [s.stop - s.start for s in layout.cut(100, 30, evenly=False)] == [30, 30, 30, 10]
+    assert [s.stop - s.start for s in layout.spans(100, 30, evenly=False)] == [30, 30, 30, 10]
 
 
 def test_few_numbers_lie_together(monkeypatch: pytest.MonkeyPatch) -> None:
