@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from crew import Crew, Run, left
+from narrow import narrow
 from plain import batch, flat, net, normed, squared
 from pool import Pool
 from torch import Tensor
@@ -162,6 +163,12 @@ def loop(
     left({"present": opt.present, "t": opt.t, "apart": apart, "end": flat(model), "mean": mean})
 
 
+def far_loop(**options: Any) -> None:
+    """The same with messages in many pieces."""
+    with narrow(32):
+        loop(**options)
+
+
 def went_on(run: Run, *lost: int, of: int = N, apart: bool = True) -> list[dict[str, Any]]:
     """What the others have left, once all have ended well."""
     others = [q for q in range(of) if q not in lost]
@@ -197,9 +204,23 @@ def test_the_others_go_on_and_come_together(plan: str, graph: str, options: dict
     went_on(crew.start(f"{HERE}:loop", N, plan=plan, graph=graph, **options), *lost)
 
 
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [
+        ("kill 2 at 6 after 1ms", {"each": 1}),
+        ("kill 0 at 6; kill 3 at 8 after 3ms", {"fused": True}),
+        ("kill 1 at 6", {"name": "gradient-tracking"}),
+    ],
+)
+def test_messages_in_pieces_are_given_up_too(plan: str, options: dict[str, Any], crew: Crew) -> None:
+    lost = sorted({int(part.split()[1]) for part in plan.split(";")})
+    run = crew.start(f"{HERE}:far_loop", N, plan=plan, graph="one-peer-exponential", **options)
+    went_on(run, *lost)
+
+
 def at_random(crew: Crew, times: int, seed: int) -> None:
     drawn = np.random.default_rng(seed)
-    for _ in range(times):
+    for k in range(times):
         name = str(drawn.choice(["awc", "atc", "cta", "gradient-tracking", "sgp", "allreduce"]))
         lost = sorted(drawn.permutation(N)[: drawn.integers(1, N)].tolist())
         begin = int(drawn.integers(2, 40))
@@ -214,7 +235,8 @@ def at_random(crew: Crew, times: int, seed: int) -> None:
             "fused": name in ("awc", "allreduce") and bool(drawn.integers(2)),
         }
         print(options)  # noqa: T201
-        found = went_on(crew.start(f"{HERE}:loop", N, **options), *lost, apart=False)
+        script = "far_loop" if k % 2 else "loop"
+        found = went_on(crew.start(f"{HERE}:{script}", N, **options), *lost, apart=False)
         assert name != "allreduce" or all(torch.equal(one["apart"], found[0]["apart"]) for one in found)
 
 

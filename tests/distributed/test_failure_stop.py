@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from crew import Crew, Run
+from narrow import narrow
 from plain import net, squared
 
 import dissensus
@@ -25,13 +26,24 @@ SAID = re.compile(
 )
 
 
-def loop(plan: str, topology: str, algorithm: str = "dsgd", width: int = 0) -> None:
+def far_loop(**options: Any) -> None:
+    """The same with messages that go over gloo, in many pieces."""
+    with narrow(1 << 14):
+        loop(**options)
+
+
+def loop(plan: str, topology: str, algorithm: str = "dsgd", width: int = 0, fused: bool = False) -> None:
     """A plain training loop, on a model whose messages are as long as `width` says."""
     init_process_group()
     model: Any = net() if not width else torch.nn.Linear(width, 3).double()
     worker = torch.distributed.get_rank()
     opt = dissensus.decentralize(
-        torch.optim.SGD(model.parameters(), lr=0.01), model, algorithm=algorithm, topology=topology, timeout=TIMEOUT
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        model,
+        algorithm=algorithm,
+        topology=topology,
+        timeout=TIMEOUT,
+        fused=fused,
     )
     injection = Injection.of(plan)
     for t in range(STEPS):
@@ -81,6 +93,23 @@ def test_all_others_end_and_name_it(plan: str, topology: str, algorithm: str, wi
         assert names(line, who), line
 
 
+@pytest.mark.parametrize(
+    ("plan", "topology", "fused"),
+    [
+        pytest.param("kill 3 at 6 after 4ms", "ring", False, id="killed in the middle of a message"),
+        pytest.param("kill 1 at 6 after 4ms", "one-peer-exponential", True, id="killed, fused"),
+        pytest.param("stop 1 at 6", "one-peer-exponential", False, id="stopped"),
+        pytest.param("hang 2 at 6", "one-peer-exponential", True, id="a loop that stands still, fused"),
+        pytest.param("leave 0 at 6", "ring", False, id="gone early"),
+    ],
+)
+def test_messages_in_pieces_end_as_others_do(plan: str, topology: str, fused: bool, crew: Crew) -> None:
+    who = int(plan.split()[1])
+    run = crew.start(f"{HERE}:far_loop", N, plan=plan, topology=topology, fused=fused, width=100_000)
+    for line in stopped(run, who):
+        assert names(line, who), line
+
+
 def test_one_that_has_skipped_a_step_is_missed_at_the_last_one(crew: Crew) -> None:
     run = crew.start(f"{HERE}:loop", N, plan="skip 2 at 6", topology="complete", algorithm="qg-dsgdm")
     for line in stopped(run, 2):
@@ -101,9 +130,8 @@ def at_random(crew: Crew, times: int, seed: int) -> None:
         who, step, later = int(drawn.integers(N)), int(drawn.integers(30)), float(drawn.uniform(0.1, 5.0))
         topology = str(drawn.choice(["ring", "one-peer-exponential"]))
         plan = f"kill {who} at {step} after {later:.1f}ms"
-        run = crew.start(
-            f"{HERE}:loop", N, plan=plan, topology=topology, width=200_000 * (k % 2)
-        )  # long, or through memory
+        script, width = [("loop", 0), ("loop", 200_000), ("far_loop", 200_000)][k % 3]
+        run = crew.start(f"{HERE}:{script}", N, plan=plan, topology=topology, width=width)
         for line in stopped(run, who):
             assert names(line, who), (plan, line)
 

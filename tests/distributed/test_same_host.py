@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from narrow import narrow
 from plain import flat, net, squared
 from pool import Pool
 
@@ -92,6 +93,23 @@ def trained(way: str, short: int = SHORT_BYTES) -> dict[str, tuple[torch.Tensor,
             found[case] = flat(model).clone(), left, sent - left, opt.timeline.counts["messages"]
     del os.environ[VARIABLE]
     return found
+
+
+@narrow(2048)
+def trained_in_pieces() -> dict[str, tuple[torch.Tensor, int, int, int]]:
+    """The same with messages that go in up to 300 pieces."""
+    return trained("gloo")
+
+
+def test_messages_in_pieces_change_no_bit(processes: Pool) -> None:
+    whole, pieces = (
+        processes.run(N, f"{HERE}:{script}", **way)
+        for script, way in (("trained", {"way": "gloo"}), ("trained_in_pieces", {}))
+    )
+    for case in CASES:
+        for one, other in zip(whole, pieces, strict=True):
+            assert torch.equal(one[case][0], other[case][0]), case
+            assert one[case][3] == other[case][3], case
 
 
 def test_all_is_equal_to_the_bit_to_what_it_is_over_gloo(processes: Pool) -> None:

@@ -107,15 +107,23 @@ class Bucket:
                 into.copy_(grad)
 
 
+SHORT = 16
+"""A part of this size of a bucket is too short to be one."""
+
+
 def buckets_of(named: Sequence[tuple[str, nn.Parameter]], limit_bytes: int | None = None) -> list[Bucket]:
-    """Lays parameters out: one bucket per dtype and device, or more, in this order, of about `limit_bytes` each."""
+    """Lays parameters out: one bucket per dtype and device, or more, in this order, of about `limit_bytes` each.
+
+    What is very short has no bucket of its own: a bias goes with the weights that come next, however large these are.
+    """
     gathered: dict[tuple[torch.dtype, torch.device], list[list[tuple[str, nn.Parameter]]]] = {}
     for name, p in named:
         if p.layout != torch.strided:
             raise AlgorithmError(f"parameter {name!r} is {p.layout}: only dense parameters can be exchanged")
         lists = gathered.setdefault((p.dtype, p.device), [[]])
         filled = sum(q.numel() * q.element_size() for _, q in lists[-1])
-        if limit_bytes is not None and lists[-1] and filled + p.numel() * p.element_size() > limit_bytes:
+        large = filled + p.numel() * p.element_size()
+        if limit_bytes is not None and large > limit_bytes and filled > limit_bytes // SHORT:
             lists.append([])
         lists[-1].append((name, p))
     order = {id(p): i for i, (_, p) in enumerate(named)}

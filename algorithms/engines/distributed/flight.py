@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from torch import Tensor
-
-CHUNK_BYTES = 4 << 20
-"""A larger message travels in pieces of this size."""
 
 
 @dataclass
@@ -27,9 +21,3 @@ class Flight:
     watched: threading.Event | None = None
     """Set once a thread has seen it land, or fail with `error`; a work must not be waited for twice."""
     error: Exception | None = None
-
-
-def pieces(value: Tensor) -> Sequence[Tensor]:
-    """A message as the transport takes it."""
-    each = max(1, CHUNK_BYTES // value.element_size())
-    return value.view(-1).split(each) if value.numel() > each else (value,)

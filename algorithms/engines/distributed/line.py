@@ -19,9 +19,6 @@ expected in that order: a process that has skipped a step is found out at once.
 
 from __future__ import annotations
 
-import atexit
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dissensus.algorithms.engines.distributed.beside import beside
 from dissensus.algorithms.engines.distributed.doorbell import Doorbell, Record
 from dissensus.algorithms.engines.distributed.message import About, Awaited, Left, Owed, unlike
 from dissensus.algorithms.engines.distributed.same_host import End
@@ -46,8 +44,6 @@ BESIDE = 1 << 29
 MESSAGE, READ, WANTED, DELIVERED = 1, 2, 3, 4
 ELSEWHERE = -1
 """Where a message is that did not find room."""
-LAST_BREATH = 2.0
-"""Seconds that a delivery has when the process ends: the other process may still want it."""
 
 
 class Receiving:
@@ -151,9 +147,7 @@ class Line:
             self._pay()
             if not owed.gone and not self._paying:
                 self._paying = True
-                thread = threading.Thread(target=self._pay_all, daemon=True)
-                _PAYING[thread] = self
-                thread.start()
+                beside(self._pay_all, self.shut)
         return Delivering(self, owed)
 
     def want(self, into: Tensor, at: int, tag: int) -> Receiving:
@@ -261,16 +255,3 @@ class Line:
     def _flush(self) -> None:
         self._unconfirmed = 0
         self.bell.flush()
-
-
-_PAYING: weakref.WeakKeyDictionary[threading.Thread, Line] = weakref.WeakKeyDictionary()
-
-
-@atexit.register
-def _end_deliveries() -> None:
-    """Makes what deliveries can be made. A thread inside of torch when the interpreter ends would abort the process."""
-    for thread, line in list(_PAYING.items()):
-        if thread.is_alive():  # it is not in a fork of the process, which must leave the line alone
-            thread.join(LAST_BREATH)
-            line.shut()
-            thread.join(LAST_BREATH)

@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from dissensus.algorithms.engines.distributed.last_words import LAST_WORDS, Last
 from dissensus.algorithms.engines.distributed.letterbox import Letterbox, Place, own_address
 from dissensus.algorithms.engines.distributed.line import Line
 from dissensus.algorithms.engines.distributed.membership import CALLED
+from dissensus.algorithms.engines.distributed.road import Roads, break_off
 from dissensus.algorithms.engines.distributed.same_host import Door, End, check_settings
 from dissensus.algorithms.engines.distributed.shared_room import Hall
 from dissensus.algorithms.engines.distributed.timeline import Timeline
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from dissensus.algorithms.engines.distributed.entering import Again
     from dissensus.algorithms.engines.distributed.surviving import Surviving
 
-NEVER = (1 << 31) - 1
-"""The tag of a message that nobody sends."""
+
+WITHOUT_TIMEOUT = 1800.0
+"""The time-out where none was given: that of torch's own groups."""
 
 
 class PeerError(AlgorithmError):
@@ -90,14 +91,16 @@ class Peers:
         if not alone:
             _let_gloo_finish()
             self.box = Letterbox(self.rank, *own_address())
+        self._patience = timeout or WITHOUT_TIMEOUT
         if alone or again is not None:
             self.reform(None, [self.rank])
-        elif own:
-            self.reform(
-                dist.new_group(self._global, timeout=self._limit, use_local_synchronization=True), range(self.size)
-            )
         else:
-            self.reform(group or dist.group.WORLD, range(self.size))
+            if own:
+                group = dist.new_group(self._global, timeout=self._limit, use_local_synchronization=True)
+            found: Any = group or dist.group.WORLD
+            if timeout is None and not self._coalesced:
+                self._patience = found._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+            self.reform(found, range(self.size))
         if self.box is not None:
             self._open(self.box, again)
 
@@ -107,6 +110,8 @@ class Peers:
         self.present = tuple(present)
         """The processes that are there, by number."""
         self._at = {number: place for place, number in enumerate(self.present)}
+        self.roads = Roads(group, limit=self._patience)
+        """The transport's own ways to them."""
 
     @property
     def alone(self) -> bool:
@@ -122,16 +127,14 @@ class Peers:
     def interrupt(self, wanted: Callable[[], bool] = lambda: True) -> None:
         """Ends whatever waits in the group of now, here and at the peers, from any thread; it is of no use then.
 
-        Nothing wakes who waits in gloo but a time-out, at which it closes all connections of the group: one is brought
-        about. `wanted` is asked once it is clear which group that is.
+        `wanted` is asked once it is clear which group that is.
         """
         for line in self.lines.values():
             line.shut()
         group, others = self.group, [place for number, place in self._at.items() if number != self.rank]
         if self.backend == "gloo" and wanted():
             for place in others:
-                with suppress(RuntimeError):
-                    group.recv([torch.empty(1)], place, NEVER).wait(timedelta(milliseconds=1))
+                break_off(group, place)
 
     def last_words(self, said: str, step: int = 0) -> str:
         """Tells the others why this process ends on its own account; never waits for long."""
@@ -178,8 +181,9 @@ class Peers:
 
     def _draw(self, ends: Mapping[int, End]) -> None:
         """Has lines to those processes from now on."""
-        limit = self.timeout or self.group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-        self.lines = {q: Line(end, group=self.group, place=self._at[q], limit=limit) for q, end in sorted(ends.items())}
+        self.lines = {
+            q: Line(end, group=self.group, place=self._at[q], limit=self._patience) for q, end in sorted(ends.items())
+        }
 
 
 @cache

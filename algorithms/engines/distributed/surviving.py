@@ -32,7 +32,7 @@ from dissensus.algorithms.engines.distributed.exchange import Exchange, Ticket
 from dissensus.algorithms.engines.distributed.flight import Flight
 from dissensus.algorithms.engines.distributed.handing_over import Host, donor, hand_over, take_over
 from dissensus.algorithms.engines.distributed.membership import CALLED, Membership
-from dissensus.algorithms.engines.distributed.peers import PeerError
+from dissensus.algorithms.engines.distributed.peers import WITHOUT_TIMEOUT, PeerError
 from dissensus.algorithms.engines.distributed.reconnecting import Reconnecting
 from dissensus.algorithms.engines.distributed.rounds import Part, Rounds
 from dissensus.algorithms.engines.distributed.wire import Wire
@@ -41,8 +41,6 @@ from dissensus.theory.survivors import among
 from dissensus.theory.topology import Topology
 
 T = TypeVar("T")
-WITHOUT_TIMEOUT = 1800.0
-"""The time-out where none was given: that of torch's own groups."""
 log = logging.getLogger("dissensus")
 
 

@@ -1,9 +1,10 @@
 """Messages between the processes of one group, and errors that say who, with whom, at which step, at what.
 
 A `Wire` wraps a `torch.distributed` process group of any backend. Messages are point to point: no communicator per
-edge, no collective per exchange. Large ones are cut into chunks, receives are posted before sends, and what is under
-way is a `Flight`, which keeps everything alive that the transport reads or writes until it has landed. Where the
-transport knows tags (gloo) a message carries its step, so that a process that has skipped one is found out.
+edge, no collective per exchange. Processes of one host have a `line` between them, others a `road`, on which large
+messages go in pieces. What is under way is a `Flight`, which keeps everything alive that the transport reads or writes
+until it has landed. Where the transport knows tags (gloo) a message carries its step, so that a process that has
+skipped one is found out.
 
 A wire can outlive its processes: under a guard (`surviving`) it goes on with those that are left. Processes keep
 their numbers then, and `present` says who is there.
@@ -11,10 +12,11 @@ their numbers then, and `present` says who is there.
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -22,10 +24,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dissensus.algorithms.engines.distributed.flight import Flight, pieces
+from dissensus.algorithms.engines.distributed.flight import Flight
 from dissensus.algorithms.engines.distributed.line import SHORT_BYTES
 from dissensus.algorithms.engines.distributed.message import Left
 from dissensus.algorithms.engines.distributed.peers import PeerError, Peers
+from dissensus.algorithms.engines.distributed.road import RECEIVING, SENDING
 
 T = TypeVar("T")
 TAGS = 1 << 30
@@ -56,19 +59,13 @@ class Wire(Peers):
             return flight
         flight.held += [t for _, t in sends]
         flight.held += [t for _, t in receives]
-        tag = step % TAGS if tag is None else tag
         try:
             if self._coalesced:
                 self._post_together(flight, sends, receives)
             else:
-                for peer, into in receives:
-                    for work in self._receive(peer, into, tag):
-                        flight.works.append((work, peer, "receiving from"))
-                for peer, value in sends:
-                    for work in self._send(peer, value, tag, wanted):
-                        flight.works.append((work, peer, "sending to"))
+                self._post_each(flight, sends, receives, tag, wanted)
         except RuntimeError as error:
-            raise self.lost(flight, (sends or receives)[0][0], "sending to", error) from error
+            raise self.lost(flight, (sends or receives)[0][0], SENDING, error) from error
         self.timeline.count("messages", len(sends))
         self.timeline.count("bytes", sum([t.nbytes for _, t in sends]))
         if self.timeline.traced:
@@ -212,24 +209,24 @@ class Wire(Peers):
         """Whether a message is left in a room; both ends answer alike. An empty one lies nowhere."""
         return not size or max(size, self.volume) < SHORT_BYTES
 
-    def _receive(self, peer: int, into: Tensor | Left, tag: int) -> Iterable[Any]:
+    def _receive(self, peer: int, into: Tensor | Left, tag: int) -> Any:
+        """By the line, if it goes there."""
         if isinstance(into, Left):
-            return [self.lines[peer].receive(into, tag)]
-        if self._near(peer, into.device):
-            if self._short(into.nbytes):
-                return [self.lines[peer].receive(into, tag)]
-            at = None if self.hall is None else self.hall.at(into)
-            if at is not None:
-                return [self.lines[peer].want(into, at, tag)]
-        return (self.group.recv([piece], self._at[peer], tag) for piece in pieces(into))
+            return self.lines[peer].receive(into, tag)
+        if not self._near(peer, into.device):
+            return None
+        if self._short(into.nbytes):
+            return self.lines[peer].receive(into, tag)
+        at = None if self.hall is None else self.hall.at(into)
+        return None if at is None else self.lines[peer].want(into, at, tag)
 
-    def _send(self, peer: int, value: Tensor, tag: int, wanted: bool) -> Iterable[Any]:
-        if self._near(peer, value.device):
-            if self._short(value.nbytes):
-                return [self.lines[peer].send(value, tag)]
-            if wanted:
-                return [self.lines[peer].deliver(value, tag)]
-        return (self.group.send([piece], self._at[peer], tag) for piece in pieces(value))
+    def _send(self, peer: int, value: Tensor, tag: int, wanted: bool) -> Any:
+        """By the line, if it goes there."""
+        if not self._near(peer, value.device):
+            return None
+        if self._short(value.nbytes):
+            return self.lines[peer].send(value, tag)
+        return self.lines[peer].deliver(value, tag) if wanted else None
 
     def _land(self, flight: Flight) -> None:
         for work, peer, doing in flight.works:
@@ -248,6 +245,35 @@ class Wire(Peers):
         except PeerError as error:
             flight.error = error
         flight.watched.set()
+
+    def _post_each(
+        self,
+        flight: Flight,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Any]],
+        tag: int | None,
+        wanted: bool,
+    ) -> None:
+        far: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+        aside, step = tag is not None, flight.step if wanted else math.inf
+        tag = flight.step % TAGS if tag is None else tag
+        for peer, into in receives:
+            if (work := self._receive(peer, into, tag)) is not None:
+                flight.works.append((work, peer, RECEIVING))
+            else:
+                far.setdefault(peer, ([], []))[0].append(into)
+        for peer, value in sends:
+            if (work := self._send(peer, value, tag, wanted)) is not None:
+                flight.works.append((work, peer, SENDING))
+            else:
+                far.setdefault(peer, ([], []))[1].append(value)
+        for peer, (incoming, outgoing) in far.items():
+            road = self.roads.to(self._at[peer], aside=aside)
+            try:
+                halves = road.carry(incoming, outgoing, -math.inf if aside else step, tag)
+            except RuntimeError as error:
+                raise self.lost(flight, peer, SENDING if outgoing else RECEIVING, error) from error
+            flight.works += [(half, peer, half.doing) for half in halves]
 
     def _post_together(
         self, flight: Flight, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Any]]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_line import SOON, ends, numbers
 
-from dissensus.algorithms.engines.distributed import line as lines
+from dissensus.algorithms.engines.distributed import beside
 from dissensus.algorithms.engines.distributed.line import Line, Receiving
 from dissensus.algorithms.engines.distributed.shared_room import HALL_BYTES, Hall
 
@@ -52,7 +52,7 @@ def test_where_it_is_wanted_is_known_a_delivery_needs_no_thread(monkeypatch: pyt
         raise AssertionError("a thread was started")
 
     (first, second), (_, hall) = ends()
-    monkeypatch.setattr(lines, "threading", SimpleNamespace(Thread=refused))
+    monkeypatch.setattr(beside, "threading", SimpleNamespace(Thread=refused))
     for t in range(5):
         coming, into = wanted(second, hall, t)
         sent = first.deliver(numbers(t), t)
@@ -206,19 +206,19 @@ def test_the_end_of_the_process_makes_the_deliveries_that_can_be_made() -> None:
     boxes: list[tuple[Receiving, torch.Tensor]] = []
     late = threading.Timer(0.1, lambda: boxes.append(wanted(second, hall, 0)))
     late.start()
-    lines._end_deliveries()
+    beside._end()
     late.join()
     boxes[0][0].wait(SOON)
     assert torch.equal(boxes[0][1], numbers(0))
 
 
 def test_the_end_of_the_process_waits_for_no_delivery_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LAST_BREATH", 0.2)
+    monkeypatch.setattr(beside, "LAST_BREATH", 0.2)
     (first, _second), _ = ends()
     sent = first.deliver(numbers(0), 0)
-    (thread,) = [thread for thread, line in lines._PAYING.items() if line is first]
+    (thread,) = [thread for thread, shut in beside._RUNNING.items() if shut == first.shut]
     began = time.monotonic()
-    lines._end_deliveries()
+    beside._end()
     assert not thread.is_alive()
     assert 0.2 <= time.monotonic() - began < 2.0
     with pytest.raises(RuntimeError, match="Connection closed"):

@@ -1,0 +1,71 @@
+r"""How many bytes of a large message may be under way to another process at once.
+
+Both directions between two processes share one connection. Where the link is slow and all of a message is under way,
+whichever direction is ahead fills the queue of its host, in which the acknowledgements of the other one wait: its
+connection, slow after a pause as TCP makes it, stays slow, and the exchange ends late. Measured on links of 200 Mbit/s,
+steps of 403 ms become ones of 400 to 540; with no more than about 1 MB under way in either direction they stay at 403.
+
+Too few would leave a link idle that is fast or long. On one that carries r bytes a second and brings a piece of P bytes
+after L seconds, $T = (r L - P)_+$ bytes travel, whatever waits. So
+
+$$ 2 P + 2 T + r \epsilon $$
+
+may be under way, with r the median rate of what was carried last, L the least time that a piece has ever taken with
+nothing before it, and $\epsilon$ = 10 ms for a thread that wakes late. The word that a piece is awaited travels too,
+behind what is sent, so that 8 T more are awaited beforehand; where nothing travels, that word comes just in time, and
+not before this direction has got as far. Where less is under way than the link holds, so that r = window / L, this is
+more: the window grows until the link is full. Ours.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+
+PIECE_BYTES = 1 << 19
+"""A larger message travels in pieces of this size."""
+AT_LEAST, AT_FIRST = 2 * PIECE_BYTES, 8 * PIECE_BYTES
+"""How much may be under way at any rate, and while nothing is known of the link."""
+LATE = 0.010
+"""Seconds that a thread may take to wake."""
+
+
+class Pace:
+    """What is known of a link, and what follows from it."""
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque(maxlen=5)
+        self._delay = math.inf
+
+    def carried(self, size: int, seconds: float) -> None:
+        """So many bytes came and went one after the other within so many seconds, while others were waiting."""
+        if seconds > 0.0:
+            self._rates.append(size / seconds)
+
+    def took(self, seconds: float) -> None:
+        """So long took a piece with nothing before it."""
+        self._delay = min(self._delay, seconds)
+
+    @property
+    def window(self) -> float:
+        """How many bytes may be under way."""
+        return AT_LEAST + self.ahead + self._rate * LATE if self._known else AT_FIRST
+
+    @property
+    def awaited(self) -> float:
+        """How many bytes may be awaited."""
+        return self.window + 4.0 * self.ahead if self._known else math.inf
+
+    @property
+    def ahead(self) -> float:
+        """How many bytes may be under way only because they travel."""
+        return 2.0 * max(0.0, self._rate * self._delay - PIECE_BYTES) if self._known else math.inf
+
+    @property
+    def _known(self) -> bool:
+        return bool(self._rates) and self._delay < math.inf
+
+    @property
+    def _rate(self) -> float:
+        return statistics.median(self._rates)

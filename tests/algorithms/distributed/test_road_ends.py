@@ -1,0 +1,204 @@
+"""Roads that end: pieces that fail, time-outs, and the threads that give pieces their turn."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+
+import pytest
+from test_road import SECONDS, SOON, ByHand, Town, alive, allow, both, land, soon, stays, together, told, transport
+
+from dissensus.algorithms.engines.distributed import beside
+from dissensus.algorithms.engines.distributed import road as roads
+from dissensus.algorithms.engines.distributed.road import Road, Roads
+
+
+@pytest.fixture
+def window(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    allow(monkeypatch, 2)
+    return partial(allow, monkeypatch)
+
+
+@pytest.fixture
+def group() -> Iterator[ByHand]:
+    yield from transport(ByHand())
+
+
+@pytest.fixture
+def town() -> Iterator[Town]:
+    yield from transport(Town())
+
+
+def test_when_a_piece_fails_those_behind_it_are_told_and_nothing_more_goes(
+    group: ByHand, window: Callable[..., None]
+) -> None:
+    window(2, awaited=3)
+    road = Roads(group, limit=SECONDS).to(1)
+    halves = both(road, 5)
+    assert len(group.deeds) == 5
+    assert soon(lambda: group.deeds[0].waits == 1)  # the thread is there
+    group.of("send")[0].end("it broke")
+    group.of("recv")[0].end()
+    halves[0].wait(SOON)
+    assert [told(half) for half in (halves[1], *halves[5:])] == 6 * ["it broke"]
+    with pytest.raises(RuntimeError, match="it broke"):
+        both(road, 1)
+    assert len(group.deeds) == 5
+    assert told(halves[4], timedelta(seconds=0.01)) == "the transport timed out"  # it is the transport's
+    group.end(1)
+    land(halves[2:4])
+
+
+def test_a_failure_that_somebody_else_has_seen_ends_the_road_too(group: ByHand, window: Callable[..., None]) -> None:
+    road = Roads(group, limit=SECONDS).to(1)
+    halves = both(road, 4)
+    assert soon(lambda: group.deeds[0].waits == 1)  # the thread waits for the first piece
+    group.end(1, error="it broke")
+    assert {told(half) for half in halves[2:4]} == {"it broke"}
+    group.end(0)
+    assert {told(half) for half in halves[4:]} == {"it broke"}
+    assert len(group.deeds) == 4
+    with pytest.raises(RuntimeError, match="it broke"):
+        both(road, 1)
+
+
+def test_a_piece_that_has_come_before_its_turn_says_nothing_of_the_way(
+    group: ByHand, window: Callable[..., None]
+) -> None:
+    window(2, awaited=6)
+    road = Roads(group, limit=SECONDS).to(1)
+    halves = both(road, 6)
+    assert soon(lambda: group.deeds[0].waits == 1)
+    time.sleep(0.1)
+    for deed in group.of("recv"):
+        deed.end()
+    group.of("send")[1].end()
+    land(halves[2:4])
+    group.of("send")[0].end()
+    for k in range(2, 6):
+        assert soon(lambda k=k: len(group.of("send")) > k)
+        group.of("send")[k].end()
+    land(halves)
+    assert soon(lambda: not alive())
+    assert road.pace._delay >= 0.1
+
+
+@pytest.mark.parametrize("doing", ["recv", "send"])
+def test_what_cannot_be_posted_is_told(group: ByHand, window: Callable[..., None], doing: str) -> None:
+    road = Roads(group, limit=SECONDS).to(1)
+    halves = both(road, 4)
+    group.broken = doing
+    group.end(0)
+    land(halves[:2])
+    assert {told(half) for half in halves[4:] if half.doing != "receiving from"} == {"cannot be posted"}
+    assert {told(half) for half in halves[6:]} == {"cannot be posted"}
+    with pytest.raises(RuntimeError, match="cannot be posted"):
+        both(road, 1)
+    with pytest.raises(RuntimeError, match="cannot be posted"):
+        both(Roads(group, limit=SECONDS).to(2), 1)
+
+
+def test_a_failure_elsewhere_lets_those_go_on_who_waited_for_it(group: ByHand, window: Callable[..., None]) -> None:
+    ways = Roads(group, limit=SECONDS)
+    lost, kept = both(ways.to(1), 3, 0), both(ways.to(2), 3, 1)
+    assert stays(lambda: not group.begun(2))  # its thread waits for the first piece of the other
+    group.end(0, error="it broke")
+    assert soon(lambda: group.begun(2) == 2)
+    assert {told(half) for half in (lost[0], *lost[4:])} == {"it broke"}
+    for k in range(3):
+        assert soon(lambda k=k: group.begun(2) > k)
+        group.end(k, 2)
+    land(kept)
+
+
+def test_several_may_wait_for_one_half(group: ByHand, window: Callable[..., None]) -> None:
+    halves = both(Roads(group, limit=SECONDS).to(1), 5)
+
+    def end() -> None:
+        for k in range(5):
+            assert soon(lambda k=k: group.begun() > k)
+            time.sleep(0.002)
+            group.end(k, error="it broke" if k == 4 else "")
+
+    together(end, *4 * [lambda: land(halves[:8])], *4 * [lambda: told(halves[8])], lambda: told(halves[9]))
+    assert all(deed.waits == 1 for deed in group.deeds)
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_who_has_waited_for_long_enough_closes_the_connection(
+    group: ByHand, window: Callable[..., None], which: int
+) -> None:
+    """Whether another thread is with the transport, or its turn has not come."""
+    halves = both(Roads(group, limit=SECONDS).to(1), 3)
+    assert soon(lambda: group.deeds[0].waits == 1)
+    assert told(halves[which], timedelta(seconds=0.01)) == "timed out"
+    assert group.shut == [1]
+    assert [told(half) for half in halves] == 6 * ["closed"]
+    limited, began = both(Roads(group, limit=0.01).to(2), 3)[-1], time.monotonic()
+    with pytest.raises(RuntimeError, match="timed out"):
+        limited.wait()
+    assert time.monotonic() - began < SECONDS
+
+
+def test_where_all_may_be_under_way_no_thread_is_needed(
+    group: ByHand, window: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window(math.inf)
+    monkeypatch.setattr(roads, "beside", lambda *_: pytest.fail("a thread was started"))
+    halves = both(Roads(group, limit=SECONDS).to(1), 20)
+    for k in range(20):
+        group.end(k)
+    land(halves)
+
+
+def test_a_thread_waits_without_turning_round_and_there_is_another_one_when_it_has_ended(
+    group: ByHand, window: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, next_one = [0], Road._go_on
+    monkeypatch.setattr(Road, "_go_on", lambda road: (turns.append(1), next_one(road)))
+    ways = Roads(group, limit=SECONDS)
+    for t in range(20):
+        halves = both(ways.to(1), 3, t) + both(ways.to(2), 3, t + 1)
+        assert alive()
+        assert stays(lambda: True)
+        for place in (1, 2):
+            for k in range(3 * t, 3 * t + 3):
+                assert soon(lambda k=k, place=place: group.begun(place) > k)
+                group.end(k, place)
+        land(halves)
+        assert soon(lambda: not alive())
+    assert len(turns) < 20 * 20
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_message_that_comes_as_the_thread_ends_has_its_turn(
+    town: Town, window: Callable[..., None], slow: int
+) -> None:
+    def say(k: int) -> None:
+        road = Roads(town.end_at(k), limit=SECONDS).to(1 - k)
+        for t in range(300):
+            land(both(road, 1 + t % 5, t, t))
+            time.sleep(1e-5 * (t % 7) * (k == slow))
+
+    together(lambda: say(0), lambda: say(1))
+
+
+def test_when_the_process_ends_threads_that_cannot_are_ended(
+    group: ByHand, window: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "LAST_BREATH", 0.05)
+    halves = both(Roads(group, limit=SECONDS).to(1), 3)
+    beside._end()
+    assert not alive()
+    assert group.shut == [1]
+    assert {told(half) for half in halves} == {"closed"}
+    monkeypatch.setattr(beside, "LAST_BREATH", SECONDS)
+    halves = both(Roads(group, limit=SECONDS).to(2), 3)
+    later = threading.Timer(0.1, lambda: group.end(0, 2))
+    later.start()
+    beside._end()
+    assert group.begun(2) == 3  # it had the time
+    assert not alive()
+    later.join()
