@@ -54,6 +54,13 @@ def test_dtypes_do_not_mix_and_a_limit_cuts_in_order() -> None:
     assert [[place.name for place in b.places] for b in cut] == [["0", "1"], ["2", "3"], ["4"]]
 
 
+def test_what_is_short_goes_with_what_comes_next_however_large() -> None:
+    sizes = [1, 100, 2, 20, 3, 100, 1]
+    named = [(str(i), nn.Parameter(torch.randn(size))) for i, size in enumerate(sizes)]
+    cut = buckets_of(named, limit_bytes=128)  # of which 8 bytes are short: two numbers, not three
+    assert [[place.name for place in bucket.places] for bucket in cut] == [["0", "1"], ["2", "3", "4"], ["5"], ["6"]]
+
+
 def test_a_parameter_that_was_replaced_is_named() -> None:
     model = nn.Linear(2, 2)
     bucket = Bucket.of(list(model.named_parameters()))
