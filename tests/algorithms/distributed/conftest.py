@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from crowds import Clock, Crowd
+from transports import ByHand, Town, allow, transport
 
 from dissensus.algorithms.engines.distributed import membership
 
@@ -33,3 +35,19 @@ def crowd(clock: Clock) -> Iterator[Callable[..., Crowd]]:
     for one in made:
         one.threads.shutdown(cancel_futures=True)
         one.gone(*range(one.n))
+
+
+@pytest.fixture
+def window(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    allow(monkeypatch, 2)
+    return partial(allow, monkeypatch)
+
+
+@pytest.fixture
+def group() -> Iterator[ByHand]:
+    yield from transport(ByHand())
+
+
+@pytest.fixture
+def town() -> Iterator[Town]:
+    yield from transport(Town())

@@ -2,12 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from test_road import SECONDS, SHORT, ByHand, alive, allow, both, land, pieces, soon, stays, transport
+from transports import SECONDS, SHORT, ByHand, alive, both, land, pieces, soon, stays
 
 from dissensus.algorithms.engines.distributed.pace import AT_FIRST, AT_LEAST, LATE, PIECE_BYTES, Pace
 from dissensus.algorithms.engines.distributed.road import Half, Roads
@@ -145,16 +144,6 @@ def test_the_least_time_of_a_piece_counts_and_one_that_took_none_tells_nothing()
     assert pace.window == window
     pace.took(link.alone / 2)
     assert pace.window < window
-
-
-@pytest.fixture
-def window(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    return partial(allow, monkeypatch)
-
-
-@pytest.fixture
-def group() -> Iterator[ByHand]:
-    yield from transport(ByHand())
 
 
 @pytest.mark.parametrize("seed", range(3))

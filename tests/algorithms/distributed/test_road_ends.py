@@ -3,32 +3,15 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 
 import pytest
-from test_road import SECONDS, SOON, ByHand, Town, alive, allow, both, land, soon, stays, together, told, transport
+from transports import SECONDS, SOON, ByHand, Town, alive, both, land, soon, stays, together, told
 
 from dissensus.algorithms.engines.distributed import beside
 from dissensus.algorithms.engines.distributed import road as roads
 from dissensus.algorithms.engines.distributed.road import Road, Roads
-
-
-@pytest.fixture
-def window(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    allow(monkeypatch, 2)
-    return partial(allow, monkeypatch)
-
-
-@pytest.fixture
-def group() -> Iterator[ByHand]:
-    yield from transport(ByHand())
-
-
-@pytest.fixture
-def town() -> Iterator[Town]:
-    yield from transport(Town())
 
 
 def test_when_a_piece_fails_those_behind_it_are_told_and_nothing_more_goes(
