@@ -102,10 +102,8 @@ def trained_in_pieces() -> dict[str, tuple[torch.Tensor, int, int, int]]:
 
 
 def test_messages_in_pieces_change_no_bit(processes: Pool) -> None:
-    whole, pieces = (
-        processes.run(N, f"{HERE}:{script}", **way)
-        for script, way in (("trained", {"way": "gloo"}), ("trained_in_pieces", {}))
-    )
+    whole = processes.run(N, f"{HERE}:trained", way="gloo")
+    pieces = processes.run(N, f"{HERE}:trained_in_pieces")
     for case in CASES:
         for one, other in zip(whole, pieces, strict=True):
             assert torch.equal(one[case][0], other[case][0]), case

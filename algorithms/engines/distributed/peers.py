@@ -95,9 +95,9 @@ class Peers:
         if alone or again is not None:
             self.reform(None, [self.rank])
         else:
-            if own:
-                group = dist.new_group(self._global, timeout=self._limit, use_local_synchronization=True)
             found: Any = group or dist.group.WORLD
+            if own:
+                found = dist.new_group(self._global, timeout=self._limit, use_local_synchronization=True)
             if timeout is None and not self._coalesced:
                 self._patience = found._get_backend(torch.device("cpu")).options._timeout.total_seconds()
             self.reform(found, range(self.size))
