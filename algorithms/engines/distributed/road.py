@@ -50,8 +50,8 @@ def break_off(group: Any, place: int) -> None:
 class Half:
     """One direction of a piece. Several may wait for it, where a work of the transport must be waited for once."""
 
-    def __init__(self, post: Callable[[], Any], doing: str, road: Road) -> None:
-        self.doing = doing
+    def __init__(self, road: Road, post: Callable[[], Any], doing: str, size: int) -> None:
+        self.doing, self.size = doing, size
         self.ended = 0.0
         """When it was seen to have come, or gone."""
         self._post: Callable[[], Any] | None = post
@@ -63,11 +63,14 @@ class Half:
         """Whether it has had its turn, or never will."""
         return self._posted.is_set()
 
-    def start(self) -> None:
-        """It is its turn."""
+    def start(self) -> bool:
+        """It is its turn; whether it had not had it before."""
+        if self.started:
+            return False
         assert self._post is not None
         self._work, self._post = self._post(), None
         self._posted.set()
+        return True
 
     def fail(self, error: str) -> None:
         """Its turn will not come."""
@@ -100,12 +103,10 @@ class Half:
 class Piece:
     """What comes, and what goes in exchange."""
 
-    def __init__(self, road: Road, step: float, come: tuple[Half, int] | None, go: tuple[Half, int] | None) -> None:
-        """Each half with its size."""
-        self.road, self.step = road, step
-        self.come, self.go = come and come[0], go and go[0]
-        self.halves = [half for half in (self.come, self.go) if half is not None]
-        self.size = max(half[1] for half in (come, go) if half is not None)
+    def __init__(self, road: Road, step: float, come: Half | None, go: Half | None) -> None:
+        self.road, self.step, self.come, self.go = road, step, come, go
+        self.halves = [half for half in (come, go) if half is not None]
+        self.size = max(half.size for half in self.halves)
         self.began, self.alone = math.inf, False
         """When it had its turn, and whether both directions began then, with nothing under way before them."""
 
@@ -163,8 +164,8 @@ class Road:
         this end receives and sends in one call, the other one sends and receives in one call.
         """
         recv, send, now = self._group.recv, self._group.send, time.perf_counter()
-        comes = [(Half(partial(recv, [v], self._place, tag), RECEIVING, self), v.nbytes) for v in _cut(incoming)]
-        goes = [(Half(partial(send, [v], self._place, tag), SENDING, self), v.nbytes) for v in _cut(outgoing)]
+        comes = [Half(self, partial(recv, [v], self._place, tag), RECEIVING, v.nbytes) for v in _cut(incoming)]
+        goes = [Half(self, partial(send, [v], self._place, tag), SENDING, v.nbytes) for v in _cut(outgoing)]
         pieces = [Piece(self, step, come, go) for come, go in zip_longest(comes, goes)]
         with self._roads.lock:
             if not self._error:
@@ -214,9 +215,7 @@ class Road:
                     if piece.step > free and self._roads.before(self, piece.step):
                         break
                     free = max(free, piece.step)
-                    fresh = piece.come is not None and not piece.come.started
-                    if piece.come is not None and fresh:
-                        piece.come.start()
+                    fresh = piece.come is not None and piece.come.start()
                     full = piece is not first and before + piece.size > window
                     if not full:
                         piece.began, piece.alone = now, piece is first and fresh and piece.go is not None

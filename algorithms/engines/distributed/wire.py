@@ -255,7 +255,8 @@ class Wire(Peers):
         wanted: bool,
     ) -> None:
         far: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
-        aside, step = tag is not None, flight.step if wanted else math.inf
+        aside = tag is not None
+        step = -math.inf if aside else flight.step if wanted else math.inf
         tag = flight.step % TAGS if tag is None else tag
         for peer, into in receives:
             if (work := self._receive(peer, into, tag)) is not None:
@@ -270,7 +271,7 @@ class Wire(Peers):
         for peer, (incoming, outgoing) in far.items():
             road = self.roads.to(self._at[peer], aside=aside)
             try:
-                halves = road.carry(incoming, outgoing, -math.inf if aside else step, tag)
+                halves = road.carry(incoming, outgoing, step, tag)
             except RuntimeError as error:
                 raise self.lost(flight, peer, SENDING if outgoing else RECEIVING, error) from error
             flight.works += [(half, peer, half.doing) for half in halves]
