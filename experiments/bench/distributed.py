@@ -54,7 +54,7 @@ def bench_distributed(scale: Scale = "small", *, parts: Sequence[str] = PARTS, o
             try:
                 rows += measured(setting, *_effort(scale, setting))
             except NetworkError as error:
-                skipped[setting.part] = str(error)
+                skipped[setting.name if setting.congestion else setting.part] = str(error)
             except (RuntimeError, TimeoutError) as error:  # the other settings are not to blame
                 failed[f"{setting.part}: {setting.name}"] = str(error)
         for name, case in counted.items():
@@ -85,7 +85,7 @@ def measured(setting: Setting, rounds: int, block: float, least: int = 2) -> lis
         "seconds": setting.seconds,
         "sigma": setting.sigma,
     }
-    with _group(setting) as group:
+    with _group(setting) as (group, congestion):
         agreed = agreement(group, names, setting.optimizer, setting.schedule)
         group.build(MODELS[setting.model], names, plan)
         steps = _steps(group, names, block, least, alike=setting.sigma > 0)
@@ -106,6 +106,7 @@ def measured(setting: Setting, rounds: int, block: float, least: int = 2) -> lis
         "optimizer": setting.optimizer,
         "schedule": setting.schedule,
         "rate": setting.rate,
+        "congestion": congestion,
         "delay_ms": setting.delay_ms,
         "compute_seconds": setting.seconds,
         "noise": setting.sigma,
@@ -135,16 +136,17 @@ def _steps(group: Group, names: Sequence[str], block: float, least: int, *, alik
 
 
 @contextlib.contextmanager
-def _group(setting: Setting) -> Iterator[Group]:
+def _group(setting: Setting) -> Iterator[tuple[Group, str]]:
+    """The processes, and how TCP shares the links of their network."""
     if not setting.shaped:
         with Group(setting.size) as group:
-            yield group
+            yield group, ""
         return
     with (
-        hosts(setting.size, rate=setting.rate, delay_ms=setting.delay_ms) as net,
+        hosts(setting.size, rate=setting.rate, delay_ms=setting.delay_ms, congestion=setting.congestion) as net,
         Group(setting.size, net) as group,
     ):
-        yield group
+        yield group, net.congestion
 
 
 def _effort(scale: Scale, setting: Setting) -> tuple[int, float]:

@@ -40,6 +40,8 @@ class Setting:
     delay_ms: float = 0.0
     seconds: float = 0.0
     sigma: float = 0.0
+    congestion: str | None = None
+    """TCP's congestion control, if it is not what networks have by default."""
 
     @property
     def shaped(self) -> bool:
@@ -51,6 +53,7 @@ class Setting:
         """In words."""
         words = [f"{self.model}, n={self.size}, {self.optimizer}, {self.schedule}"]
         words += [self.rate] if self.rate else []
+        words += [self.congestion] if self.congestion else []
         words += [f"{self.delay_ms:g} ms away"] if self.delay_ms else []
         words += [f"{1000 * self.seconds:g} ms to compute"] if self.seconds else []
         words += [f"noise {self.sigma:g}"] if self.sigma else []
@@ -104,7 +107,9 @@ def _bandwidth(scale: Scale) -> Iterator[Setting]:
     held = (Limit("ddp", 1.3), Limit("max", 1.1), Limit("decent-dp", 1.0))
     if scale == "full":
         yield Setting("bandwidth", 4, "2.4M", "sgd", "ring", alike, held, rate="800mbit", seconds=0.145)
-        yield Setting("bandwidth", 4, "2.4M", "adam", "ring", everybody, limits, rate="200mbit", seconds=0.145)
+        slow = Setting("bandwidth", 4, "2.4M", "sgd", "ring", everybody, limits, rate="200mbit", seconds=0.145)
+        yield replace(slow, optimizer="adam")
+        yield replace(slow, limits=limits[1:], congestion="bbr")
 
 
 def _latency(scale: Scale) -> Iterator[Setting]:

@@ -30,8 +30,12 @@ from dissensus.experiments.bench.network_keeper import GRACE, prefix_of, remove,
 from dissensus.experiments.bench.network_relay import DEVICE
 from dissensus.experiments.errors import ConfigError
 
-CONGESTION = "cubic"
-"""The congestion control of TCP inside, whatever this machine prefers."""
+CONGESTION = ("cubic", "reno")
+"""How TCP shares a link inside, whatever this machine prefers: the first of these that a namespace may choose here.
+
+Both send more until something is lost. Under `bbr`, which goes by rates and delays, exchanges stall whoever makes them:
+at 200 Mbit/s steps of 403 ms become ones of 400 to 540.
+"""
 
 OUTPUT_BYTES = 262144
 """What a connection may have in the queue of its host. TCP's own bound is sized for fast cards: on a slow link it lets
@@ -43,6 +47,7 @@ MOST = 250
 PATIENCE = 20.0
 """Seconds after which a command that sets something up is given up."""
 
+_CHOSEN, _CHOICE = (Path(f"/proc/sys/net/ipv4/tcp_{what}congestion_control") for what in ("", "allowed_"))
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _numbers = itertools.count()
 
@@ -57,6 +62,8 @@ class Network:
     def __init__(self, prefix: str, size: int) -> None:
         self.size = size
         self._prefix = prefix
+        self.congestion = ""
+        """How TCP shares a link."""
         self.running: list[subprocess.Popen[Any]] = []
         """What was started inside, and the relay."""
         self.env = {"GLOO_SOCKET_IFNAME": DEVICE, "MASTER_ADDR": self.address(0), VARIABLE: "gloo"}
@@ -94,10 +101,18 @@ class Network:
 
 
 @contextlib.contextmanager
-def hosts(n: int, *, rate: str | None = None, delay_ms: float = 0.0) -> Iterator[Network]:
+def hosts(
+    n: int, *, rate: str | None = None, delay_ms: float = 0.0, congestion: str | None = None
+) -> Iterator[Network]:
     """Hosts on one network, n of them; `rate` holds what each of them sends ("200mbit"), `delay_ms` is one way.
 
     A delay adds up over a chain of messages as on a real wire: an answer comes back after twice the delay.
+
+    Args:
+        n: how many.
+        rate: a number with kbit, mbit or gbit.
+        delay_ms: from one to another.
+        congestion: TCP's congestion control ("bbr"); the first of `CONGESTION` if it is not given.
     """
     if not 1 <= n <= MOST:
         raise NetworkError(f"a network has 1 to {MOST} hosts, got {n}")
@@ -116,6 +131,7 @@ def hosts(n: int, *, rate: str | None = None, delay_ms: float = 0.0) -> Iterator
     net = Network(prefix, n)
     try:
         _build(net, f"{prefix}hub", shape, delay_ms)
+        net.congestion = _regulate(net, CONGESTION if congestion is None else (congestion,))
         yield net
     finally:
         assert keeper.stdin is not None
@@ -172,10 +188,29 @@ def _build(net: Network, hub: str, shape: Sequence[str], delay_ms: float) -> Non
 
 
 _SETTINGS = f"""
-echo {CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control
 echo {OUTPUT_BYTES} > /proc/sys/net/ipv4/tcp_limit_output_bytes
 if test -e /proc/sys/net/ipv6; then echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; fi
 """
+
+
+def _regulate(net: Network, wanted: Sequence[str]) -> str:
+    """Has all hosts share their links alike; how. A kernel lets a namespace choose among some of what it has only."""
+    for control in wanted:
+        if all(_chooses(net.name(i), control) for i in range(net.size)):
+            return control
+    raise NetworkError(
+        f"TCP's congestion control cannot be {' or '.join(map(repr, wanted))} here: hosts may choose among "
+        f"{' '.join(_CHOICE.read_text().split())} (see {_CHOICE})"
+    )
+
+
+def _chooses(host: str, control: str) -> bool:
+    line = f'test "$(cat {_CHOSEN})" = "$1" || echo "$1" > {_CHOSEN}'
+    try:
+        _do("ip", "netns", "exec", host, "sh", "-c", line, "sh", control)
+    except NetworkError:
+        return False
+    return True
 
 
 def _keep_order(where: str, device: str, core: int) -> None:

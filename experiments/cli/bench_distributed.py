@@ -13,7 +13,7 @@ def show_distributed(result: dict[str, Any]) -> None:
     settings = {(row["part"], row["setting"]): row for row in timed}
     for (part, name), row in settings.items():
         print_table(
-            f"{part}: {name}: a step, median (fastest block)",
+            f"{part}: {name}: a step, median (fastest block){_sharing(row)}",
             ["who", "ms", "ms of a core", "steps in a block", "off its recursion"],
             [
                 [
@@ -54,6 +54,10 @@ def show_distributed(result: dict[str, Any]) -> None:
         print(f"{what}: skipped, {reason}")
     for what, reason in result["failed"].items():
         print(f"{what}: failed, {reason}")
+
+
+def _sharing(row: dict[str, Any]) -> str:
+    return f"; TCP shares links by {row['congestion']}" if row["congestion"] else ""
 
 
 def _ratio(row: dict[str, Any]) -> str | None:

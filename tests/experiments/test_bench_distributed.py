@@ -19,7 +19,7 @@ from dissensus.experiments.bench.distributed_limits import Limit, verdict
 from dissensus.experiments.bench.distributed_memory import LIMITS, memory
 from dissensus.experiments.bench.distributed_models import MODELS
 from dissensus.experiments.bench.distributed_settings import Setting, settings
-from dissensus.experiments.bench.network import NetworkError
+from dissensus.experiments.bench.network import CONGESTION, NetworkError
 from dissensus.experiments.cli import main
 from dissensus.experiments.cli.bench_distributed import show_distributed
 from dissensus.experiments.errors import ConfigError
@@ -111,7 +111,10 @@ def test_rows_of_a_setting_on_the_loopback():
         assert all(steps == 2 for steps in row["steps_in_a_block"].values())
 
 
-@pytest.mark.parametrize("shape", [{"rate": "200mbit"}, {"delay_ms": 2.0, "seconds": 0.002, "sigma": 0.3}])
+@pytest.mark.parametrize(
+    "shape",
+    [{"rate": "200mbit", "congestion": "reno"}, {"delay_ms": 2.0, "seconds": 0.002, "sigma": 0.3}],
+)
 def test_rows_of_a_setting_on_a_network(shape):
     contenders = tuple(name for name in FEW if name != "ddp")
     setting = replace(SMALL, part="latency", contenders=contenders, limits=(Limit("max", 1.1),), **shape)
@@ -121,6 +124,7 @@ def test_rows_of_a_setting_on_a_network(shape):
         pytest.skip(str(error))
     consistent(row, setting)
     assert (row["rate"], row["delay_ms"]) == (setting.rate, setting.delay_ms)
+    assert row["congestion"] in ((setting.congestion,) if setting.congestion else CONGESTION)
 
 
 def test_on_a_network_messages_go_over_its_wire():

@@ -99,6 +99,35 @@ def test_packets_of_a_device_are_taken_in_by_one_core(permitted):
             assert int(mask.replace(",", ""), 16) == 1 << i % (os.cpu_count() or 1)
 
 
+def controls(net):
+    """What the hosts themselves say of how TCP shares their links."""
+    said = []
+    for i in range(net.size):
+        with net.popen(i, ["cat", str(network._CHOSEN)], stdout=subprocess.PIPE, text=True) as told:
+            said.append(told.communicate(timeout=20)[0].strip())
+    return said
+
+
+def test_hosts_share_links_in_the_same_way_whatever_this_machine_prefers(permitted, monkeypatch):
+    with hosts(2) as net:
+        assert net.congestion in network.CONGESTION
+        assert controls(net) == 2 * [net.congestion]
+    with hosts(2, congestion="reno") as net:  # every namespace may choose it
+        assert controls(net) == 2 * [net.congestion] == ["reno", "reno"]
+    monkeypatch.setattr(network, "CONGESTION", ("yodel", "reno"))
+    with hosts(2) as net:
+        assert controls(net) == 2 * [net.congestion] == ["reno", "reno"]
+
+
+def test_a_control_of_congestion_that_is_not_permitted_is_named(permitted):
+    with (
+        pytest.raises(NetworkError, match=r"control cannot be 'yodel' here: hosts may choose among .*reno"),
+        hosts(2, congestion="yodel"),
+    ):
+        pass
+    assert names(f"dissensus-{os.getpid()}-") == []
+
+
 def test_hosts_reach_each_other_and_are_gone_afterwards(permitted):
     outside = socket.if_nameindex()
     with hosts(2) as net:
