@@ -26,6 +26,8 @@ from dissensus.experiments.processes import PARENT, STORE
 
 NOTICING = 5.0
 """Seconds in which the others may find out by themselves that one is gone."""
+ALSO = 0.2
+"""Seconds in which ends may be noticed in another order than they came about in."""
 ENDING = 15.0
 """Seconds in which the first process may write down how it ended, and in which any may obey."""
 
@@ -97,6 +99,8 @@ class _Crew:
         failed = self._first_failure(until=None)
         if failed is None:
             return Ending(0)
+        self._wait(ALSO)
+        failed = next((rank for rank in range(len(self._processes)) if self._was_killed(rank)), failed)
         self._end()
         return self._ending(failed)
 
@@ -140,6 +144,10 @@ class _Crew:
             if self._processes[rank].returncode != 0:
                 return rank
         return None
+
+    def _was_killed(self, rank: int) -> bool:
+        """Whether somebody killed it: no process ends so because another one is gone."""
+        return rank not in self._running and self._processes[rank].returncode == -signal.SIGKILL
 
     def _end(self) -> None:
         """One has failed: the others find out, or are ended, the first of them last."""

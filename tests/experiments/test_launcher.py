@@ -1,6 +1,7 @@
 """The launcher: exit codes, what is said, and that nothing is left behind, tried with processes that do no training."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -76,6 +77,24 @@ def test_a_process_that_is_killed_ends_the_others(tmp_path: Path) -> None:
     assert ending.code == 128 + signal.SIGKILL
     assert "process 2 of 3 was killed by SIGKILL, and the others were ended" in ending.said
     assert gone(pids(tmp_path, 3))
+
+
+def test_who_was_killed_is_the_cause_though_its_end_was_noticed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(queue.Queue[int]):
+        def put(self, item: int, block: bool = True, timeout: float | None = None) -> None:
+            time.sleep(0.1 * item)
+            super().put(item, block, timeout)
+
+    monkeypatch.setattr(launcher, "ALSO", 5.0)
+    monkeypatch.setattr(launcher.queue, "SimpleQueue", Late)
+    sees = f"w = r'{tmp_path}/pid1'\nwhile not (os.path.exists(w) and open(w).read()): time.sleep(0.002)\n"
+    ends = "p = '/proc/' + open(w).read()\nwhile os.path.exists(p): time.sleep(0.002)\nsys.exit(1)"
+    killed = f"{here(tmp_path)}os.kill(os.getpid(), signal.SIGKILL)"
+    ending = launch(command(f"\nif rank: {killed}\n{sees}{ends}"), 2)
+    assert ending.code == 128 + signal.SIGKILL
+    assert ending.said == "process 1 of 2 was killed by SIGKILL, and the others were ended"
 
 
 def test_the_first_process_may_write_down_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
