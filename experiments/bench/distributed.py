@@ -21,7 +21,6 @@ from dissensus.experiments.bench.distributed_limits import verdict
 from dissensus.experiments.bench.distributed_memory import memory, memory_cases
 from dissensus.experiments.bench.distributed_models import MODELS
 from dissensus.experiments.bench.distributed_settings import Scale, Setting, settings
-from dissensus.experiments.bench.distributed_worker import AHEAD, WARM
 from dissensus.experiments.bench.network import NetworkError, hosts
 from dissensus.experiments.bench.timing import SHORT, spread
 from dissensus.experiments.errors import ConfigError
@@ -127,9 +126,9 @@ def _steps(group: Group, names: Sequence[str], block: float, least: int, *, alik
     """How many steps of each contender are a block, an even number: schedules of period two run through."""
     found = {}
     for name in names:
-        one, _ = group.run(name, WARM - AHEAD)
+        one, _ = group.run(name, 1)
         if one < SHORT:
-            one, _ = group.run(name, 2 * WARM)
+            one, _ = group.run(name, 6)
         found[name] = max(least, 2 * round(block / one / 2))
     most = max(found.values())
     return {name: most for name in names} if alike else found  # noqa: C420

@@ -113,11 +113,13 @@ def _bandwidth(scale: Scale) -> Iterator[Setting]:
 
 
 def _latency(scale: Scale) -> Iterator[Setting]:
+    """An exchange is a word and its answer: twice the delay. It rules where computing takes less than that."""
     who = ("local", "exchange, whole", "ours", *(("ours, fused", "ddp") if scale == "full" else ()), "decent-dp")
-    for delay_ms in (20.0,) if scale == "small" else (5.0, 20.0):
-        held = (Limit("decent-dp", 1.5 if delay_ms == 20.0 else 1.0), Limit("max", 1.1))
+    cases = ((20.0, 0.030),) if scale == "small" else ((5.0, 0.060), (20.0, 0.060), (20.0, 0.030))
+    for delay_ms, seconds in cases:
+        held = (Limit("decent-dp", 1.5 if seconds < 0.002 * delay_ms else 1.0), Limit("max", 1.1))
         for schedule in ("ring",) if scale == "small" else ("ring", "one-peer-exp"):
-            yield Setting("latency", 4, "0.1M", "sgd", schedule, who, held, delay_ms=delay_ms, seconds=0.060)
+            yield Setting("latency", 4, "0.1M", "sgd", schedule, who, held, delay_ms=delay_ms, seconds=seconds)
 
 
 def _noise(scale: Scale) -> Iterator[Setting]:

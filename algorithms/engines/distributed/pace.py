@@ -1,9 +1,10 @@
 r"""How many bytes of a large message may be under way to another process at once.
 
-Both directions between two processes share one connection. Where the link is slow and all of a message is under way,
-whichever direction is ahead fills the queue of its host, in which the acknowledgements of the other one wait: its
-connection, slow after a pause as TCP makes it, stays slow, and the exchange ends late. Measured on links of 200 Mbit/s,
-steps of 403 ms become ones of 400 to 540; with no more than about 1 MB under way in either direction they stay at 403.
+Where TCP goes by rates and delays (bbr), an exchange with all of its messages under way stalls: one direction of a pair
+sends at half to three quarters of the rate for its first 100 to 300 ms, while the other, at full rate, gets ahead; its
+process is then late at the next neighbour, whose link stands idle. Measured on links of 200 Mbit/s, steps of 403 ms
+become ones of 400 to 540; with no more than about 1 MB under way in either direction they stay at 403. Where TCP goes
+by losses (reno, cubic), steps take 403 ms either way.
 
 Too few would leave a link idle that is fast or long. On one that carries r bytes a second and brings a piece of P bytes
 after L seconds, $T = (r L - P)_+$ bytes travel, whatever waits. So
