@@ -7,11 +7,14 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from transports import SECONDS, SOON, ByHand, Town, alive, both, land, soon, stays, together, told
+from transports import SECONDS, SHORT, SOON, ByHand, Town, alive, attended, both, land, soon, stays, together, told
 
 from dissensus.algorithms.engines.distributed import beside
 from dissensus.algorithms.engines.distributed import road as roads
-from dissensus.algorithms.engines.distributed.road import Road, Roads
+from dissensus.algorithms.engines.distributed.road import Half, Road, Roads
+
+LONG = 3.0
+"""Seconds that a thread stays where that is to be noticed."""
 
 
 def test_when_a_piece_fails_those_behind_it_are_told_and_nothing_more_goes(
@@ -20,8 +23,8 @@ def test_when_a_piece_fails_those_behind_it_are_told_and_nothing_more_goes(
     window(2, awaited=3)
     road = Roads(group, limit=SECONDS).to(1)
     halves = both(road, 5)
-    assert len(group.deeds) == 5
-    assert soon(lambda: group.deeds[0].waits == 1)  # the thread is there
+    assert soon(lambda: len(group.deeds) == 5)
+    assert attended(group)
     group.of("send")[0].end("it broke")
     group.of("recv")[0].end()
     halves[0].wait(SOON)
@@ -37,7 +40,7 @@ def test_when_a_piece_fails_those_behind_it_are_told_and_nothing_more_goes(
 def test_a_failure_that_somebody_else_has_seen_ends_the_road_too(group: ByHand, window: Callable[..., None]) -> None:
     road = Roads(group, limit=SECONDS).to(1)
     halves = both(road, 4)
-    assert soon(lambda: group.deeds[0].waits == 1)  # the thread waits for the first piece
+    assert attended(group)
     group.end(1, error="it broke")
     assert {told(half) for half in halves[2:4]} == {"it broke"}
     group.end(0)
@@ -53,7 +56,7 @@ def test_a_piece_that_has_come_before_its_turn_says_nothing_of_the_way(
     window(2, awaited=6)
     road = Roads(group, limit=SECONDS).to(1)
     halves = both(road, 6)
-    assert soon(lambda: group.deeds[0].waits == 1)
+    assert attended(group)
     time.sleep(0.1)
     for deed in group.of("recv"):
         deed.end()
@@ -72,6 +75,7 @@ def test_a_piece_that_has_come_before_its_turn_says_nothing_of_the_way(
 def test_what_cannot_be_posted_is_told(group: ByHand, window: Callable[..., None], doing: str) -> None:
     road = Roads(group, limit=SECONDS).to(1)
     halves = both(road, 4)
+    assert soon(lambda: group.begun() == 2)
     group.broken = doing
     group.end(0)
     land(halves[:2])
@@ -115,7 +119,7 @@ def test_who_has_waited_for_long_enough_closes_the_connection(
 ) -> None:
     """Whether another thread is with the transport, or its turn has not come."""
     halves = both(Roads(group, limit=SECONDS).to(1), 3)
-    assert soon(lambda: group.deeds[0].waits == 1)
+    assert attended(group)
     assert told(halves[which], timedelta(seconds=0.01)) == "timed out"
     assert group.shut == [1]
     assert [told(half) for half in halves] == 6 * ["closed"]
@@ -125,14 +129,79 @@ def test_who_has_waited_for_long_enough_closes_the_connection(
     assert time.monotonic() - began < SECONDS
 
 
-def test_where_all_may_be_under_way_no_thread_is_needed(
+def test_messages_of_one_piece_that_may_be_under_way_need_no_thread(
     group: ByHand, window: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window(math.inf)
     monkeypatch.setattr(roads, "beside", lambda *_: pytest.fail("a thread was started"))
-    halves = both(Roads(group, limit=SECONDS).to(1), 20)
+    road = Roads(group, limit=SECONDS).to(1)
+    halves = [half for t in range(20) for half in both(road, 1, t)]
     for k in range(20):
         group.end(k)
+    land(halves)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_thread_that_is_still_there_takes_the_next_message_and_pauses_are_no_part_of_the_pace(
+    group: ByHand, window: Callable[..., None], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    started, start = list[None](), beside.beside
+    monkeypatch.setattr(roads, "beside", lambda *given: (started.append(None), start(*given)))
+    monkeypatch.setattr(roads, "LINGER", LONG)
+    road, at = Roads(group, limit=SECONDS).to(1), 0
+    for size in (8, count, 8):
+        halves, began = both(road, size, at), time.monotonic()
+        assert soon(lambda at=at: group.begun() > at)
+        assert time.monotonic() - began < LONG / 2  # it is woken
+        for k in range(at, at + size):
+            assert soon(lambda k=k: group.begun() > k)
+            group.end(k)
+        land(halves)
+        assert soon(lambda: road._idle)
+        at += size
+        time.sleep(0.2)
+    assert len(road.pace._rates) == (3 if count == 8 else 2)
+    assert min(road.pace._rates) > 8 * SHORT / 0.2
+    assert soon(lambda: not alive())
+    halves = both(road, 1, at)
+    group.end(at)
+    land(halves)
+    assert len(started) == 1
+
+
+def test_a_message_that_may_be_under_way_does_not_wait_for_a_thread_that_waits(
+    group: ByHand, window: Callable[..., None]
+) -> None:
+    window(2)
+    road = Roads(group, limit=SECONDS).to(1)
+    halves = both(road, 4)
+    assert attended(group)
+    window(9)
+    halves += both(road, 2)
+    assert group.begun() == 6
+    for k in range(6):
+        group.end(k)
+    land(halves)
+
+
+def test_a_message_that_comes_before_the_thread_rests_has_its_turn(
+    group: ByHand, window: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halves, give = list[Half](), Road._give_turns
+
+    def give_and_add(road: Road, since: float) -> None:
+        give(road, since)
+        if len(halves) == 6:
+            halves.extend(both(road, 3, 1))
+
+    monkeypatch.setattr(roads, "LINGER", LONG)
+    monkeypatch.setattr(Road, "_give_turns", give_and_add)
+    halves += both(Roads(group, limit=SECONDS).to(1), 3)
+    began = time.monotonic()
+    for k in range(6):
+        assert soon(lambda k=k: group.begun() > k)
+        group.end(k)
+    assert time.monotonic() - began < LONG / 2
     land(halves)
 
 
@@ -155,10 +224,13 @@ def test_a_thread_waits_without_turning_round_and_there_is_another_one_when_it_h
     assert len(turns) < 20 * 20
 
 
+@pytest.mark.parametrize("linger", [0.0, 2e-5, 1e-4, 0.05])
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_message_that_comes_as_the_thread_ends_has_its_turn(
-    town: Town, window: Callable[..., None], slow: int
+    town: Town, window: Callable[..., None], slow: int, linger: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(roads, "LINGER", linger)
+
     def say(k: int) -> None:
         road = Roads(town.end_at(k), limit=SECONDS).to(1 - k)
         for t in range(300):

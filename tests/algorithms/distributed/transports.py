@@ -122,6 +122,11 @@ def soon(happened: Callable[[], bool]) -> bool:
     return found
 
 
+def attended(group: ByHand) -> bool:
+    """Whether a thread waits for the first piece."""
+    return soon(lambda: bool(group.deeds) and group.deeds[0].waits == 1)
+
+
 def stays(true: Callable[[], bool]) -> bool:
     return bool(time.sleep(0.03)) or true()
 
