@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from dissensus.algorithms.engines.distributed import pace, road
+from dissensus.algorithms.engines.distributed import pace, peers, road
 from dissensus.algorithms.engines.distributed.same_host import VARIABLE
 
 
@@ -16,6 +16,7 @@ def narrow(piece: int) -> Iterator[None]:
     with (
         mock.patch.multiple(pace, **sizes),
         mock.patch.object(road, "PIECE_BYTES", piece),
+        mock.patch.object(peers, "stalls", return_value=True),
         mock.patch.dict(os.environ, {VARIABLE: "gloo"}),
     ):
         yield

@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -164,3 +165,15 @@ def test_nobody_comes_again_to_a_run_that_stops(crew: Crew) -> None:
 def test_a_process_that_has_not_entered_here_comes_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entering, "_entered", None)
     assert entering.comes_again() is None
+
+
+def test_one_that_comes_again_is_told_how_messages_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, str] = {}
+    store = SimpleNamespace(set=said.__setitem__, get=said.__getitem__, check=lambda keys: keys[0] in said)
+    monkeypatch.setattr(entering, "_entered", entering._Entered(store, 0, 2, again=False))
+    box: Any = SimpleNamespace(number=0, place=("127.0.0.1", 5), secret="a secret")
+    entering.announce(box, in_pieces=True)
+    monkeypatch.setattr(entering, "_entered", entering._Entered(store, 1, 2, again=True))
+    found = entering.comes_again()
+    assert found is not None
+    assert (found.places, found.secret, found.in_pieces) == ({0: ("127.0.0.1", 5)}, "a secret", True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from plain import flat, net, squared
 from pool import Pool
 
 import dissensus
-from dissensus.algorithms.engines.distributed import shared_room
+from dissensus.algorithms.engines.distributed import peers, shared_room
 from dissensus.algorithms.engines.distributed import wire as wires
 from dissensus.algorithms.engines.distributed.same_host import VARIABLE
 from dissensus.algorithms.engines.distributed.timeline import Timeline
@@ -333,3 +334,16 @@ def test_nothing_is_left_but_a_socket_for_every_line_in_use(processes: Pool) -> 
         assert (count, used - found["gloo"][1], after) == (3, 3, 0)
         assert not files
         assert not shared
+
+
+def pieces_of_one(stalling: bool) -> tuple[bool, bool]:
+    """Whether messages go in pieces, where TCP stalls at the last process or at nobody; the roads say so, too."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    with mock.patch.object(peers, "stalls", return_value=stalling and last):
+        wire = Wire()
+    return wire.in_pieces, wire.roads.in_pieces
+
+
+@pytest.mark.parametrize("stalling", [False, True])
+def test_messages_go_in_pieces_at_all_processes_where_tcp_stalls_at_one(stalling: bool, processes: Pool) -> None:
+    assert processes.run(3, f"{HERE}:pieces_of_one", stalling=stalling) == 3 * [(stalling, stalling)]

@@ -41,6 +41,8 @@ class Again:
     size: int
     secret: str
     places: Mapping[int, Place]
+    in_pieces: bool
+    """Whether their long messages go in pieces (see `pace`)."""
 
 
 @dataclass
@@ -77,10 +79,10 @@ def init_process_group(backend: str = "gloo", *, timeout: float | None = None) -
         os.environ.pop(LAZY) if before is None else os.environ.update({LAZY: before})
 
 
-def announce(box: Letterbox) -> None:
-    """Says in the store where this process can be reached, for those that come again."""
+def announce(box: Letterbox, *, in_pieces: bool) -> None:
+    """Says in the store where this process can be reached, and how, for those that come again."""
     if _entered is not None and box.number == _entered.number:
-        _entered.store.set(_key(box.number), json.dumps([*box.place, box.secret]))
+        _entered.store.set(_key(box.number), json.dumps([*box.place, box.secret, in_pieces]))
 
 
 def comes_again() -> Again | None:
@@ -88,17 +90,17 @@ def comes_again() -> Again | None:
     if _entered is None or not _entered.again:
         return None
     store, others = _entered.store, [q for q in range(_entered.size) if q != _entered.number]
-    places, secret = {}, ""
+    places, secret, in_pieces = {}, "", False
     for q in others:
         if store.check([_key(q)]):
-            host, port, secret = json.loads(store.get(_key(q)))
+            host, port, secret, in_pieces = json.loads(store.get(_key(q)))
             places[q] = Place(host, port)
     if not places:
         raise AlgorithmError(
             f"process {_entered.number} was started again, but no other process has said where it is: runs that "
             "processes can come back to need on_failure='continue'"
         )
-    return Again(_entered.number, _entered.size, secret, places)
+    return Again(_entered.number, _entered.size, secret, places, in_pieces)
 
 
 def _key(number: int) -> str:

@@ -4,7 +4,8 @@ Where TCP goes by rates and delays (bbr), an exchange with all of its messages u
 sends at half to three quarters of the rate for its first 100 to 300 ms, while the other, at full rate, gets ahead; its
 process is then late at the next neighbour, whose link stands idle. Measured on links of 200 Mbit/s, steps of 403 ms
 become ones of 400 to 540; with no more than about 1 MB under way in either direction they stay at 403. Where TCP goes
-by losses (reno, cubic), steps take 403 ms either way.
+by losses (reno, cubic), steps take 403 ms either way, and on faster links longer in pieces than without. So messages
+go in pieces where TCP `stalls` at one of the processes, and elsewhere all at once.
 
 Too few would leave a link idle that is fast or long. On one that carries r bytes a second and brings a piece of P bytes
 after L seconds, $T = (r L - P)_+$ bytes travel, whatever waits. So
@@ -23,6 +24,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from pathlib import Path
 
 PIECE_BYTES = 1 << 19
 """A larger message travels in pieces of this size."""
@@ -30,6 +32,14 @@ AT_LEAST, AT_FIRST = 2 * PIECE_BYTES, 8 * PIECE_BYTES
 """How much may be under way at any rate, and while nothing is known of the link."""
 LATE = 0.010
 """Seconds that a thread may take to wake."""
+
+
+_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+
+def stalls() -> bool:
+    """Whether TCP goes by rates and delays here, as far as the system tells."""
+    return _CONTROL.exists() and _CONTROL.read_text().startswith("bbr")
 
 
 class Pace:

@@ -23,6 +23,7 @@ from dissensus.algorithms.engines.distributed.last_words import LAST_WORDS, Last
 from dissensus.algorithms.engines.distributed.letterbox import Letterbox, Place, own_address
 from dissensus.algorithms.engines.distributed.line import Line
 from dissensus.algorithms.engines.distributed.membership import CALLED
+from dissensus.algorithms.engines.distributed.pace import stalls
 from dissensus.algorithms.engines.distributed.road import Roads, break_off
 from dissensus.algorithms.engines.distributed.same_host import Door, End, check_settings
 from dissensus.algorithms.engines.distributed.shared_room import Hall
@@ -81,6 +82,8 @@ class Peers:
         """Where long ones are delivered."""
         self.volume = 0
         """Bytes of what is exchanged in a round, if it is known, the same in every process; it may be many messages."""
+        self.in_pieces = again is not None and again.in_pieces
+        """Whether long messages go in pieces between hosts: where TCP stalls at one of the processes."""
         self._interrupted: int | None = None
         """Whose last words were heard before anything failed here."""
         self._ends = False
@@ -110,7 +113,7 @@ class Peers:
         self.present = tuple(present)
         """The processes that are there, by number."""
         self._at = {number: place for place, number in enumerate(self.present)}
-        self.roads = Roads(group, limit=self._patience)
+        self.roads = Roads(group, limit=self._patience, in_pieces=self.in_pieces)
         """The transport's own ways to them."""
 
     @property
@@ -163,9 +166,11 @@ class Peers:
             self.places, box.secret = {**again.places, self.rank: box.place}, again.secret
         else:
             door = Door(self.size) if self.backend == "gloo" else None
-            told = self._told((box.place, box.secret, door and door.name, door and door.refused))
+            told = self._told((box.place, box.secret, stalls(), door and door.name, door and door.refused))
             check_settings([refused for *_, refused in told])
             self.places, box.secret = {q: Place(*place) for q, (place, *_) in enumerate(told)}, told[0][1]
+            self.in_pieces = any(stalling for _, _, stalling, *_ in told)
+            self.reform(self.group, self.present)
             if door is not None:
                 ends = door.lines(self.rank, box.secret, [name for *_, name, _ in told], self._told)
                 self._draw(ends)

@@ -1,7 +1,7 @@
-"""The transport's own way to another process: large messages go in pieces, of which a few are under way at a time.
+"""The transport's own way to another process: messages go as they are, or in pieces of which a few are under way.
 
-A piece is what goes to a process and what comes from it in exchange, and is under way until both are over: so neither
-direction gets far ahead of the other (`pace` says why, and how much may be under way). Pieces have their turn in the
+In pieces they go where TCP stalls (see `pace`). A piece is what goes to a process and what comes from it in exchange,
+and is under way until both are over: so neither direction gets far ahead of the other. Pieces have their turn in the
 order of the messages: the transport matches those of one step by their order alone. A thread gives it to them, and
 waits for those before them: the loop computes meanwhile. It stays for a moment when all have had theirs, because a
 thread that is there is woken in no time, and to start one takes a tenth of a millisecond.
@@ -128,9 +128,9 @@ class Piece:
 class Roads:
     """The ways of this process to the others of a group of gloo."""
 
-    def __init__(self, group: Any, *, limit: float) -> None:
-        """A piece has `limit` seconds unless it is told otherwise."""
-        self.group, self.limit = group, limit
+    def __init__(self, group: Any, *, limit: float, in_pieces: bool = True) -> None:
+        """A piece has `limit` seconds unless it is told otherwise. All processes go `in_pieces`, or none."""
+        self.group, self.limit, self.in_pieces = group, limit, in_pieces
         self.lock = threading.Lock()
         self._all: dict[tuple[int, bool], Road] = {}
 
@@ -169,8 +169,13 @@ class Road:
         this end receives and sends in one call, the other one sends and receives in one call.
         """
         recv, send, now = self._group.recv, self._group.send, time.perf_counter()
-        comes = [Half(self, partial(recv, [v], self._place, tag), RECEIVING, v.nbytes) for v in _cut(incoming)]
-        goes = [Half(self, partial(send, [v], self._place, tag), SENDING, v.nbytes) for v in _cut(outgoing)]
+        cut = _cut if self._roads.in_pieces else iter
+        comes = [Half(self, partial(recv, [v], self._place, tag), RECEIVING, v.nbytes) for v in cut(incoming)]
+        goes = [Half(self, partial(send, [v], self._place, tag), SENDING, v.nbytes) for v in cut(outgoing)]
+        if not self._roads.in_pieces:
+            for half in (*comes, *goes):
+                half.start()
+            return [*comes, *goes]
         pieces = [Piece(self, step, come, go) for come, go in zip_longest(comes, goes)]
         with self._roads.lock:
             if not self._error:

@@ -74,7 +74,7 @@ class Surviving:
         self._newcomer = False
         wire.hang_up()  # who has read what is known to two processes only: others cannot go on from there
         wire.guard = self
-        announce(wire.box)
+        announce(wire.box, in_pieces=wire.in_pieces)
 
     @property
     def some_say_nothing(self) -> bool:

@@ -3,11 +3,13 @@
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from transports import SECONDS, SHORT, ByHand, alive, both, land, pieces, soon, stays
 
+from dissensus.algorithms.engines.distributed import pace
 from dissensus.algorithms.engines.distributed.pace import AT_FIRST, AT_LEAST, LATE, PIECE_BYTES, Pace
 from dissensus.algorithms.engines.distributed.road import Half, Roads
 
@@ -242,3 +244,13 @@ def test_a_road_sees_its_pace_in_what_it_waits_for(
     assert soon(lambda: not alive())
     assert sizes == [3 * SHORT]  # the first two were under way before; of the next four the first is where time begins
     assert len(alone) == 1
+
+
+@pytest.mark.parametrize(("said", "found"), [("bbr\n", True), ("bbr2\n", True), ("cubic\n", False), (None, False)])
+def test_tcp_stalls_where_it_goes_by_rates(
+    said: str | None, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "_CONTROL", tmp_path / "control")
+    if said is not None:
+        (tmp_path / "control").write_text(said)
+    assert pace.stalls() is found

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from transports import NONE, SECONDS, SHORT, ByHand, Town, both, land, soon, stays, together
+from transports import NONE, SECONDS, SHORT, ByHand, Town, alive, both, land, pieces, soon, stays, together
 
 from dissensus.algorithms.engines.distributed.pace import PIECE_BYTES, Pace
 from dissensus.algorithms.engines.distributed.road import Half, Roads
@@ -117,3 +117,25 @@ def test_nobody_waits_for_ever_where_the_next_step_begins_before_the_last_has_co
                     post(t + 1, k)
 
     together(*(partial(work, i) for i in range(n)))
+
+
+def test_where_nothing_stalls_messages_go_as_they_are_and_at_once(group: ByHand, window: Callable[..., None]) -> None:
+    window(1)
+    ways = Roads(group, limit=SECONDS, in_pieces=False)
+    incoming, outgoing = [pieces(5), pieces(1)], [pieces(3), pieces(2)]
+    halves = ways.to(1).carry(incoming, outgoing, 0, 7)
+    assert [(deed.doing, deed.tag, deed.value.numel()) for deed in group.deeds] == [
+        ("recv", 7, incoming[0].numel()),
+        ("recv", 7, incoming[1].numel()),
+        ("send", 7, outgoing[0].numel()),
+        ("send", 7, outgoing[1].numel()),
+    ]
+    halves += both(ways.to(2), 4, 1)
+    assert len(group.deeds) == 6
+    assert not alive()
+    for deed in group.deeds:
+        deed.end()
+    land(halves)
+    group.broken = "send"
+    with pytest.raises(RuntimeError, match="cannot be posted"):
+        both(ways.to(1), 1)
