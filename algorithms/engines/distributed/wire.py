@@ -1,10 +1,9 @@
 """Messages between the processes of one group, and errors that say who, with whom, at which step, at what.
 
 A `Wire` wraps a `torch.distributed` process group of any backend. Messages are point to point: no communicator per
-edge, no collective per exchange. Processes of one host have a `line` between them, others a `road`, on which large
-messages go in pieces. What is under way is a `Flight`, which keeps everything alive that the transport reads or writes
-until it has landed. Where the transport knows tags (gloo) a message carries its step, so that a process that has
-skipped one is found out.
+edge, no collective per exchange. Processes of one host have a `line` between them, others a `road`. What is under way
+is a `Flight`, which keeps everything alive that the transport reads or writes until it has landed. Where the transport
+knows tags (gloo) a message carries its step, so that a process that has skipped one is found out.
 
 A wire can outlive its processes: under a guard (`surviving`) it goes on with those that are left. Processes keep
 their numbers then, and `present` says who is there.
