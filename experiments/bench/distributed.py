@@ -21,6 +21,7 @@ from dissensus.experiments.bench.distributed_limits import verdict
 from dissensus.experiments.bench.distributed_memory import memory, memory_cases
 from dissensus.experiments.bench.distributed_models import MODELS
 from dissensus.experiments.bench.distributed_settings import Scale, Setting, settings
+from dissensus.experiments.bench.distributed_waiting import waiting_allows
 from dissensus.experiments.bench.network import NetworkError, hosts
 from dissensus.experiments.bench.timing import SHORT, spread
 from dissensus.experiments.errors import ConfigError
@@ -90,9 +91,11 @@ def measured(setting: Setting, rounds: int, block: float, least: int = 2) -> lis
         steps = _steps(group, names, block, least, alike=setting.sigma > 0)
         times: dict[str, list[float]] = {name: [] for name in names}
         worked: dict[str, list[float]] = {name: [] for name in names}
+        began: dict[str, list[int]] = {name: [] for name in names}
         for turn in range(rounds):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
+                began[name].append(group.taken[name])
                 clock, cores = group.run(name, steps[name])
                 times[name].append(clock)
                 worked[name].append(cores)
@@ -109,12 +112,15 @@ def measured(setting: Setting, rounds: int, block: float, least: int = 2) -> lis
         "delay_ms": setting.delay_ms,
         "compute_seconds": setting.seconds,
         "noise": setting.sigma,
+        "waiting_allows": None,
         "seconds": {name: spread(t) for name, t in times.items()},
         "core_seconds": {name: spread(t) for name, t in worked.items()},
         "steps_in_a_block": steps,
         "difference": agreed["difference"],
         "rounded": agreed["rounded"],
     }
+    if setting.sigma and {"ours", "ddp"} <= set(names):
+        about["waiting_allows"] = waiting_allows(setting, began["ours"], began["ddp"], steps["ours"])
     rows = []
     for limit in setting.limits:
         agree = all(agreed["agree"].get(name, True) for name in limit.needs())

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dissensus.experiments.bench.distributed_models import Perceptron
-from dissensus.experiments.bench.distributed_worker import Plan, serve
+from dissensus.experiments.bench.distributed_worker import AHEAD, Plan, serve
 from dissensus.experiments.bench.network import Network
 from dissensus.experiments.bench.workers import Workers
 
@@ -27,19 +27,24 @@ class Group(Workers):
         env = {} if net is None else net.env
         names = [""] * size if net is None else [net.name(i) for i in range(size)]
         super().__init__(_context(), serve, [(i, size, names[i], env) for i in range(size)])
+        self.taken: dict[str, int] = {}
+        """How many steps each contender has taken."""
 
     def build(self, case: Perceptron, names: Sequence[str], plan: Plan) -> None:
         """Sets these contenders up in every process, at their start."""
         self._ask("build", case, list(names), dict(plan))
+        self.taken = dict.fromkeys(names, 0)
 
     def run(self, name: str, steps: int) -> tuple[float, float]:
         """Seconds a step of this contender by the clock and of the cores, means over the workers of so many steps."""
         clock, cores = np.mean(self._ask("run", name, steps), axis=0)
+        self.taken[name] += AHEAD + steps
         return float(clock), float(cores)
 
     def take(self, names: Sequence[str], steps: int) -> dict[str, np.ndarray]:
         """Where the workers of each contender stand after so many steps, (n, d) each."""
         answers = self._ask("take", list(names), steps)
+        self.taken.update({name: self.taken[name] + steps for name in names})
         return {name: np.stack([answer[k] for answer in answers]) for k, name in enumerate(names)}
 
     def _meet(self) -> None:

@@ -32,6 +32,12 @@ OPTIMIZERS: dict[str, OptimizerFactory] = {
 """By name; all of them move every number for itself."""
 
 
+def factor(sigma: float, step: int, worker: int) -> float:
+    """How many times as long as on average this step takes this worker."""
+    z = random.Random(1_000_003 * step + worker).gauss(0.0, 1.0)
+    return math.exp(sigma * z - 0.5 * sigma**2)
+
+
 class Pace:
     """How long the computing of one worker's steps takes beside what it really computes."""
 
@@ -41,8 +47,7 @@ class Pace:
 
     def begin(self) -> None:
         """Another step begins."""
-        z = random.Random(1_000_003 * self._step + self._worker).gauss(0.0, 1.0)
-        self.now = self._seconds * math.exp(self._sigma * z - 0.5 * self._sigma**2)
+        self.now = self._seconds * factor(self._sigma, self._step, self._worker)
         self._step += 1
 
     def spend(self, share: float) -> None:

@@ -188,9 +188,11 @@ def _build(net: Network, hub: str, shape: Sequence[str], delay_ms: float) -> Non
 
 
 _SETTINGS = f"""
-echo {OUTPUT_BYTES} > /proc/sys/net/ipv4/tcp_limit_output_bytes
-if test -e /proc/sys/net/ipv6; then echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; fi
+put() {{ test ! -e "$2" || echo "$1" > "$2" || exit 1; }}
+put {OUTPUT_BYTES} /proc/sys/net/ipv4/tcp_limit_output_bytes
+put 1 /proc/sys/net/ipv6/conf/all/disable_ipv6
 """
+"""What a host's kernel is told, where it knows of it. A kernel that refuses makes no network: it would be another."""
 
 
 def _regulate(net: Network, wanted: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ def show_distributed(result: dict[str, Any]) -> None:
     settings = {(row["part"], row["setting"]): row for row in timed}
     for (part, name), row in settings.items():
         print_table(
-            f"{part}: {name}: a step, median (fastest block){_sharing(row)}",
+            f"{part}: {name}: a step, median (fastest block){_sharing(row)}{_waiting(row)}",
             ["who", "ms", "ms of a core", "steps in a block", "off its recursion"],
             [
                 [
@@ -58,6 +58,11 @@ def show_distributed(result: dict[str, Any]) -> None:
 
 def _sharing(row: dict[str, Any]) -> str:
     return f"; TCP shares links by {row['congestion']}" if row["congestion"] else ""
+
+
+def _waiting(row: dict[str, Any]) -> str:
+    allowed = row["waiting_allows"]
+    return f"; waiting alone makes DDP {allowed:.2f} times as long" if allowed else ""
 
 
 def _ratio(row: dict[str, Any]) -> str | None:

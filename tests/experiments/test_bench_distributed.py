@@ -17,8 +17,10 @@ from dissensus.experiments.bench.distributed import PARTS, bench_distributed, me
 from dissensus.experiments.bench.distributed_contenders import CONTENDERS, missing
 from dissensus.experiments.bench.distributed_limits import Limit, verdict
 from dissensus.experiments.bench.distributed_memory import LIMITS, memory
-from dissensus.experiments.bench.distributed_models import MODELS
+from dissensus.experiments.bench.distributed_models import MODELS, Pace, factor
 from dissensus.experiments.bench.distributed_settings import Setting, settings
+from dissensus.experiments.bench.distributed_waiting import waiting_allows
+from dissensus.experiments.bench.distributed_worker import AHEAD
 from dissensus.experiments.bench.network import CONGESTION, NetworkError
 from dissensus.experiments.cli import main
 from dissensus.experiments.cli.bench_distributed import show_distributed
@@ -109,6 +111,7 @@ def test_rows_of_a_setting_on_the_loopback():
         consistent(row, SMALL)
         assert all(lap["runs"] == 2 for lap in row["seconds"].values())
         assert all(steps == 2 for steps in row["steps_in_a_block"].values())
+        assert row["waiting_allows"] is None
 
 
 @pytest.mark.parametrize(
@@ -125,6 +128,52 @@ def test_rows_of_a_setting_on_a_network(shape):
     consistent(row, setting)
     assert (row["rate"], row["delay_ms"]) == (setting.rate, setting.delay_ms)
     assert row["congestion"] in ((setting.congestion,) if setting.congestion else CONGESTION)
+
+
+# --- what waiting costs by itself ---
+
+
+def ended_by_hand(computed, first):
+    """When the workers of a ring of pairs, (0 1)(2 3) and (1 2)(3 0) in turn, have ended each step."""
+    e = [0.0] * 4
+    found = [e]
+    for k, c in enumerate(computed):
+        other = [1, 0, 3, 2] if (first + k) % 2 == 0 else [3, 2, 1, 0]
+        e = [max(e[i] + c[i], e[other[i]]) for i in range(4)]
+        found.append(e)
+    return found
+
+
+def test_waiting_alone_follows_from_the_draws_of_the_steps_that_are_timed():
+    setting = Setting("noise", 4, "0.1M", "sgd", "ring", FEW, (), seconds=0.05, sigma=0.3)
+    ours, ddp, steps = [3, 12, 40], [5, 14, 33], 7
+    drawn = [[factor(0.3, t, i) for i in range(4)] for t in range(60)]
+    times = []
+    for at in ours:
+        e = ended_by_hand(drawn[at : at + AHEAD + steps], at)
+        times.append(sum(e[-1]) - sum(e[AHEAD]))
+    slowest = [sum(4 * max(drawn[t]) for t in range(at + AHEAD, at + AHEAD + steps)) for at in ddp]
+    assert waiting_allows(setting, ours, ddp, steps) == pytest.approx(sorted(slowest)[1] / sorted(times)[1])
+    assert waiting_allows(replace(setting, sigma=0.0), ours, ddp, steps) == pytest.approx(1.0)
+
+
+def test_the_draws_are_those_by_which_workers_pause():
+    pace = Pace(0.5, 0.3, worker=2)
+    for step in range(3):
+        pace.begin()
+        assert pace.now == 0.5 * factor(0.3, step, 2)
+
+
+def test_a_row_with_noise_counts_the_steps_of_its_blocks(monkeypatch):
+    seen = []
+    monkeypatch.setattr(distributed, "waiting_allows", lambda *found: seen.append(found) or 1.25)
+    held = (Limit("ddp", 1.3),)
+    noisy = replace(SMALL, part="noise", contenders=("ours", "ddp"), limits=held, seconds=0.03, sigma=0.3)
+    (row,) = measured(noisy, rounds=2, block=0.0)
+    consistent(row, noisy)
+    assert row["waiting_allows"] == 1.25
+    first = AHEAD + 1  # to find out how long a step takes
+    assert seen == [(noisy, [first, first + AHEAD + 2], [first, first + AHEAD + 2], 2)]
 
 
 def test_on_a_network_messages_go_over_its_wire():
@@ -323,6 +372,8 @@ def test_options_that_are_not_there_yet_do_not_stop_the_rest(monkeypatch):
 
     class Alone:
         """Stands in for the processes."""
+
+        taken = dict.fromkeys(FEW, 0)
 
         def __enter__(self):
             return self
