@@ -130,15 +130,14 @@ def joined(backend: Backend | None = None, *, timeout: float = 300.0, traced: bo
     chosen = backend or usual_backend()
     check_backend(chosen)
     device, timeline = _device(chosen), Timeline(traced=traced)
+    if launched():
+        _end_with_parent(int(os.environ["RANK"]))
     if count() in (None, 1):
         yield Processes(Wire(timeline=timeline), device)
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if launched():
-        _end_with_parent(rank)
-    if threading.current_thread() is threading.main_thread() and (rank > 0 or launched()):
-        # the first process ends the run in good order, also where Ctrl-C is ignored by whoever started us all
-        signal.signal(signal.SIGINT, signal.SIG_DFL if rank > 0 else signal.default_int_handler)
+    if threading.current_thread() is threading.main_thread():
+        _obey(first=rank == 0)
     dist.init_process_group(chosen, rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **_meeting())
     processes = Processes(Wire(timeout=timeout, timeline=timeline), device)
     yield processes
@@ -197,6 +196,20 @@ def _wait(store: Any, key: str) -> None:
                 raise ConfigError(f"process 0 is gone, where the others waited for it: {error}") from error
         else:
             return
+
+
+def _obey(*, first: bool) -> None:
+    """How a process takes it when it is told to end: the first one in good order, for it keeps the records.
+
+    Ctrl-C may be ignored by whoever started us all. Requests to end (SIGTERM) are what torchrun sends to the rest when
+    one has failed, and come as Ctrl-C does: in the middle of a step it is ended, so that who is gone is noticed, if any.
+    """
+    if not first:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return
+    if launched():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def _end_with_parent(rank: int) -> None:

@@ -1,6 +1,8 @@
 """A process that dies, hangs or leaves: every other one ends by itself, in time, and says who, when and at what."""
 
+import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,25 @@ def test_an_all_reduce_names_whoever_does_not_answer(crew: Crew) -> None:
     for line in stopped(run, 1):
         assert "all-reduce, summing with the others" in line
         assert "process 1 does not answer" in line, line
+
+
+def uneven() -> None:
+    """The loop of a first example: nobody waits for anybody at its end. One computes longer in the last step."""
+    os.environ["DISSENSUS_SAME_HOST"] = "gloo"
+    init_process_group()
+    model, worker, steps = net(), torch.distributed.get_rank(), 5
+    opt = dissensus.decentralize(torch.optim.SGD(model.parameters(), lr=0.01), model, timeout=TIMEOUT)
+    for t in range(steps):
+        opt.zero_grad()
+        if worker == 1 and t == steps - 1:
+            time.sleep(1.0)
+        squared(model, t, worker).backward()
+        opt.step()
+
+
+def test_the_last_to_end_has_lost_nobody(crew: Crew) -> None:
+    run = crew.start(f"{HERE}:uneven", N)
+    assert run.codes(range(N), 60.0) == [0] * N, run.log(1)
 
 
 def at_random(crew: Crew, times: int, seed: int) -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,14 +48,21 @@ FOREVER = 10**6
 class Training:
     """A run of two processes, started as a user starts it."""
 
-    def __init__(self, folder: Path, *more: str, steps: int = FOREVER) -> None:
-        self.out = folder / "runs"
+    def __init__(
+        self,
+        folder: Path,
+        *more: str,
+        steps: int = FOREVER,
+        verb: str = "train",
+        by: Sequence[str] = (),
+        nproc: int = 2,
+    ) -> None:
+        self.out, self.seen = folder / "runs", list[int]()
         config = folder / "tiny.toml"
         config.write_text(CONFIG.format(steps=steps))
-        command = [sys.executable, "-m", "dissensus", "train", str(config), "--out", str(self.out), "--nproc", "2"]
-        self.process = subprocess.Popen(
-            [*command, "--quiet", *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        command = [sys.executable, *by, "-m", "dissensus", verb, str(config), "--out", str(self.out), "--quiet"]
+        command += more if by else ["--nproc", str(nproc), *more]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     @property
     def path(self) -> Path:
@@ -72,7 +79,8 @@ class Training:
     def children(self) -> list[int]:
         """The processes of the workers, in the order of their numbers."""
         found = subprocess.run(["ps", "--ppid", str(self.process.pid), "-o", "pid="], capture_output=True, text=True)
-        return sorted(int(pid) for pid in found.stdout.split())
+        self.seen = sorted(int(pid) for pid in found.stdout.split())
+        return self.seen
 
     def ended(self) -> tuple[int, str]:
         """The exit code and everything that was said."""
@@ -80,13 +88,19 @@ class Training:
         return self.process.returncode, " ".join(said.replace("│", " ").split())
 
 
-@pytest.fixture
-def training(tmp_path: Path) -> Iterator[Training]:
-    run = Training(tmp_path)
+def ended(run: Training) -> Iterator[Training]:
+    """Hands a run out and leaves nothing of it behind."""
     yield run
     run.process.kill()
+    for pid in alive(run.seen):
+        os.kill(pid, signal.SIGKILL)
     if run.process.stdout is not None and not run.process.stdout.closed:
         run.process.communicate(timeout=60)
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    yield from ended(Training(tmp_path))
 
 
 def alive(pids: list[int]) -> list[int]:
@@ -140,10 +154,43 @@ def test_when_the_command_is_killed_nobody_goes_on(training: Training) -> None:
     children = training.children()
     assert len(alive(children)) == 2
     training.process.kill()
-    until = time.monotonic() + 30.0
-    while alive(children) and time.monotonic() < until:
+    assert gone(children)
+
+
+def gone(pids: list[int], within: float = 30.0) -> bool:
+    until = time.monotonic() + within
+    while alive(pids) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not alive(children)
+    return not alive(pids)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Iterator[Training]:
+    yield from ended(Training(tmp_path, verb="study", nproc=1))
+
+
+@pytest.fixture
+def under_torchrun(tmp_path: Path) -> Iterator[Training]:
+    yield from ended(Training(tmp_path, by=["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]))
+
+
+def test_when_a_study_in_one_process_is_killed_nobody_goes_on(study: Training) -> None:
+    study.until("checkpoints/step_*/state.json")
+    children = study.children()
+    assert len(alive(children)) == 1
+    study.process.kill()
+    assert gone(children)
+
+
+def test_under_torchrun_a_request_to_end_leaves_a_readable_run(under_torchrun: Training) -> None:
+    """It is what torchrun sends to the rest when one has failed."""
+    under_torchrun.until("checkpoints/step_*/state.json")
+    children = under_torchrun.children()
+    os.kill(children[0], signal.SIGTERM)
+    code, said = under_torchrun.ended()
+    assert code != 0, said
+    assert gone(children)
+    assert Run.read(under_torchrun.path).summary["status"] in ("interrupted", "failed")
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:

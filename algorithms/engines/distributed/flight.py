@@ -7,6 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class Refused:
+    """A message that the transport did not take, which is told when it is waited for.
+
+    The last exchange that is begun is of a step that never comes, and the process it is with may have ended by then.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._said = str(error)
+
+    def wait(self, limit: Any = None) -> None:
+        """Says so."""
+        del limit
+        raise RuntimeError(self._said)
+
+
 @dataclass
 class Flight:
     """Messages under way between this process and its peers."""

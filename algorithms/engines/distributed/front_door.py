@@ -47,6 +47,7 @@ from dissensus.algorithms.engines.distributed.entering import comes_again
 from dissensus.algorithms.engines.distributed.fused import Fused, bucket_bytes, check_fused
 from dissensus.algorithms.engines.distributed.handshake import agree, check_model, facts_of, together
 from dissensus.algorithms.engines.distributed.hosting import LoopHost
+from dissensus.algorithms.engines.distributed.peers import backend_of
 from dissensus.algorithms.engines.distributed.surviving import Surviving
 from dissensus.algorithms.engines.distributed.timeline import Timeline, write_trace
 from dissensus.algorithms.engines.distributed.wire import Wire
@@ -101,9 +102,11 @@ def decentralize(
         timeline: where times are written; one of its own unless given.
     """
     distributed = dist.is_available() and dist.is_initialized()
-    own = distributed and group is None and dist.get_backend() == "gloo"
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    several = distributed and group is None and dist.get_world_size() > 1
+    own = several and backend_of(None, device) == "gloo"
     again = comes_again() if group is None else None
-    wire = Wire(group, timeout=timeout, timeline=timeline, own=own, again=again)
+    wire = Wire(group, timeout=timeout, timeline=timeline, device=device, own=own, again=again)
 
     def build() -> Decentralized:
         schedule = topology_by_name(topology, wire.size) if isinstance(topology, str) else topology

@@ -56,13 +56,15 @@ class Peers:
         *,
         timeout: float | None = None,
         timeline: Timeline | None = None,
+        device: torch.device | None = None,
         own: bool = False,
         again: Again | None = None,
     ) -> None:
         """Takes a group, all of whose processes make their wires together.
 
-        `own` makes a group beside it on the same processes, so that nobody else's messages interfere. A process that
-        comes `again` is alone until it has joined the others.
+        What is sent lies on that `device`, if it is given: a group may have a backend for each. `own` makes a group
+        beside it on the same processes, so that nobody else's messages interfere. A process that comes `again` is alone
+        until it has joined the others.
         """
         self.timeline = timeline or Timeline()
         alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1)
@@ -70,7 +72,7 @@ class Peers:
         """How many processes there are, or were at the start."""
         self.rank = 0 if alone else dist.get_rank(group)
         """The number of this process; it stays, whoever leaves."""
-        self.backend = "" if alone else dist.get_backend(group)
+        self.backend = "" if alone else backend_of(group, device)
         self.timeout = timeout
         self.guard: Surviving | None = None
         self.box: Letterbox | None = None
@@ -189,6 +191,29 @@ class Peers:
         self.lines = {
             q: Line(end, group=self.group, place=self._at[q], limit=self._patience) for q, end in sorted(ends.items())
         }
+
+
+def backend_of(group: dist.ProcessGroup | None, device: torch.device | None) -> str:
+    """The backend by which tensors of a device travel in a group; those of the CPU, where several may be meant."""
+    said = str(dist.get_backend(group))
+    if device is None and said in ("gloo", "nccl"):
+        return said
+    device, found = device or torch.device("cpu"), group or dist.group.WORLD
+    try:
+        backend = str(found._get_backend(device).name())
+    except RuntimeError:
+        backend = ""
+    if not backend or (backend == "gloo" and device.type != "cpu"):
+        instead = (
+            "init_process_group('gloo'), or move the model to its device before decentralize()"
+            if device.type == "cpu"
+            else "init_process_group('nccl'), or leave the model on the CPU"
+        )
+        raise AlgorithmError(
+            f"the parameters are on {device.type}, from where the backend of this group ({said}) does not send: use "
+            + instead
+        )
+    return backend
 
 
 @cache

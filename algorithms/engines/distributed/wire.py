@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dissensus.algorithms.engines.distributed.flight import Flight
+from dissensus.algorithms.engines.distributed.flight import Flight, Refused
 from dissensus.algorithms.engines.distributed.line import SHORT_BYTES
 from dissensus.algorithms.engines.distributed.message import Left
 from dissensus.algorithms.engines.distributed.peers import PeerError, Peers
@@ -272,7 +272,8 @@ class Wire(Peers):
             try:
                 halves = road.carry(incoming, outgoing, step, tag)
             except RuntimeError as error:
-                raise self.lost(flight, peer, SENDING if outgoing else RECEIVING, error) from error
+                flight.works.append((Refused(error), peer, SENDING if outgoing else RECEIVING))
+                continue
             flight.works += [(half, peer, half.doing) for half in halves]
 
     def _post_together(
