@@ -135,7 +135,7 @@ def uneven() -> None:
     for t in range(steps):
         opt.zero_grad()
         if worker == 1 and t == steps - 1:
-            time.sleep(1.0)
+            time.sleep(4.0)  # longer than the others take to end
         squared(model, t, worker).backward()
         opt.step()
 
