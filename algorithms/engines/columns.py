@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from dissensus.algorithms.engines.slots import forget_casts
 from dissensus.algorithms.errors import AlgorithmError
 
 
@@ -64,3 +65,4 @@ class Columns:
         with torch.no_grad():
             for name, value in self.unflatten(vector).items():
                 parameters[name].copy_(value)
+        forget_casts(self.device)
