@@ -193,6 +193,8 @@ class Stepping:
     def _finish(self, k: int, x: Tensor, state: Any) -> None:
         self._exclude(not_finite(x), lambda: "parameters that are not finite")
         self.written = True
-        self.workers.put(
-            k, stayed(self.there, self.workers.point(k), x), stayed(self.there, self.workers.states[k], state)
-        )
+        kept = stayed(self.there, self.workers.states[k], state)
+        common: tuple[str, ...] = getattr(self.workers.algorithm, "common", ())
+        if common:
+            kept = kept._replace(**{name: getattr(state, name) for name in common})
+        self.workers.put(k, stayed(self.there, self.workers.point(k), x), kept)
