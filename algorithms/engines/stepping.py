@@ -69,6 +69,7 @@ class StripLocal:
     def move(self, x: Tensor, g: Tensor) -> Tensor:
         """The local optimizer's step; the memory of a worker that is not there stays as it is."""
         began, there = time.perf_counter(), self._step.there
+        self._step.written = True
         put_back = None if there is None else self._step.move.keeping(self._k, ~there)
         moved = self._step.move(self._k, x, g, there, over=self._step.workers.is_loose(x))
         if put_back is not None:
