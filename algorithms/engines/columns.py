@@ -8,7 +8,6 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from dissensus.algorithms.engines.slots import forget_casts
 from dissensus.algorithms.errors import AlgorithmError
 
 
@@ -65,4 +64,4 @@ class Columns:
         with torch.no_grad():
             for name, value in self.unflatten(vector).items():
                 parameters[name].copy_(value)
-        forget_casts(self.device)
+        torch.clear_autocast_cache()  # an autocast around us would go on with its casts of what was there before

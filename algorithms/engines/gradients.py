@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dissensus.algorithms.engines.batches import micro_batches, of_leaves, rows_of
 from dissensus.algorithms.engines.randomness import PerWorker, global_state, without_drawing
-from dissensus.algorithms.engines.slots import Slots, forget_casts
+from dissensus.algorithms.engines.slots import Slots
 from dissensus.algorithms.engines.vectorised import Sinks, Vectorised, by_rows
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.streams import stream_seed
@@ -137,7 +137,7 @@ class GradientRoute:
             ready(i)
             for p, value in zip(inputs, own, strict=True):
                 p.data = value
-            forget_casts(own[0].device)
+            torch.clear_autocast_cache()  # an autocast around us would go on with its casts of the worker before
             mine = {name: b[i] for name, b in after.items()}
             with self._slots.holding(mine), self._casting(own[0]):
                 loss = self._loss(rows_of(batch, i))

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 
@@ -44,12 +43,3 @@ class Slots:
         """What hangs there now: a module may write into a buffer, or hang a new one in its place."""
         held, leaf = self._of[name][0]
         return held[leaf]
-
-
-def forget_casts(device: torch.device) -> None:
-    """Drops the low-precision copies of parameters that an autocast around the caller keeps until it ends.
-
-    They are kept by parameter, whatever numbers it holds: whoever puts other numbers into one says so.
-    """
-    if torch.is_autocast_enabled(device.type):
-        torch.clear_autocast_cache()

@@ -356,7 +356,8 @@ def test_errors_of_the_model_come_through() -> None:
     assert isinstance(evaluate(engine, METRICS, held_out()), Evaluation)
 
 
-def test_inside_an_autocast_every_worker_has_its_own_weights() -> None:
+@pytest.mark.parametrize("on", [True, False])
+def test_inside_an_autocast_every_worker_has_its_own_weights(on: bool) -> None:
     """Autocast keeps low-precision copies of parameters until it ends, and all workers take turns in one module."""
     engine = StackedEngine(
         network().float(), cross_entropy, algorithm="dsgd", topology=topology("ring", N),
@@ -371,6 +372,11 @@ def test_inside_an_autocast_every_worker_has_its_own_weights() -> None:
         with engine.worker(i) as model, torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             expected.append(float(cross_entropy(model, (x.float(), y))))
     assert len(set(expected)) == N
-    with torch.autocast("cpu", torch.bfloat16):
-        found = evaluate(engine, cross_entropy, [(x.float(), y)])
-    assert found["cross_entropy"].per_worker == pytest.approx(expected, rel=1e-6)
+
+    def casting(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return cross_entropy(model, batch)
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=on):
+        found = evaluate(engine, casting, [(x.float(), y)])
+    assert found["casting"].per_worker == pytest.approx(expected, rel=1e-6)
