@@ -103,7 +103,7 @@ def test_the_rate_is_the_one_that_was_given_or_else_the_optimizers_own(schedules
     assert rates(optimizer=partial(sgd, lr=0.05), lr=0.2) == ({0.2}, 0.2)
     assert rates(lr=lambda t: 0.4 / (1 + t))[1] == 0.4
     with pytest.raises(AlgorithmError, match="optimizer must be a function of parameters"):
-        run(optimizer=lambda p: "sgd")
+        run(optimizer=lambda p: "sgd")  # type: ignore[arg-type]
 
 
 def test_a_simulation_is_its_seed(schedules: dict) -> None:
