@@ -201,6 +201,9 @@ class Algorithm(Protocol[S]):
     """Whether it only hands on points and gradients, so that an engine may overwrite them; may be left out: no."""
     equal: ClassVar[bool]
     """Whether workers that are equal stay equal, and must be made so when something was lost; may be left out: no."""
+    common: ClassVar[tuple[str, ...]]
+    """Fields of the state that speak of the schedule, not of a worker: who is away keeps up with them; may be left
+    out: none."""
 
     def init(self, x: Tensor) -> S:
         """The state before the first step, from the workers' starting points."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dissensus.algorithms.engines.gradients import Loss, Route
-from dissensus.algorithms.engines.moves import OptimizerFactory
+from dissensus.algorithms.engines.moves import OptimizerFactory, own_rate
 from dissensus.algorithms.engines.stacked import StackedEngine, StepRecord
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
@@ -22,6 +23,9 @@ from dissensus.theory.topology import Topology
 
 Samples = tuple[Tensor, ...]
 """Tensors with the samples first: (inputs, targets)."""
+
+USUAL_RATE = 0.1
+"""The learning rate where neither it nor an optimizer is given."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def simulate(
     topology: Topology | str = "ring",
     workers: int | None = None,
     steps: int = 100,
-    lr: float | Callable[[int], float] = 0.1,
+    lr: float | Callable[[int], float] | None = None,
     optimizer: OptimizerFactory | None = None,
     batch_size: int = 32,
     seed: int = 0,
@@ -61,9 +65,10 @@ def simulate(
         topology: a topology, or its name (then `workers` says how many).
         workers: n.
         steps: how many steps.
-        lr: the learning rate, or a function of the step.
-        optimizer: the local move as a function of parameters, `partial(torch.optim.SGD, momentum=0.9)`; the one the
-            algorithm is published with unless given.
+        lr: the learning rate, or a function of the step; unless given the optimizer's own, or 0.1 where no optimizer
+            is given either.
+        optimizer: the local move as a function of parameters, `partial(torch.optim.SGD, lr=0.1, momentum=0.9)`; the
+            one the algorithm is published with unless given.
         batch_size: samples per worker and step.
         seed: decides split, order and every other random number.
         gradients: `vmap` or `loop`.
@@ -71,6 +76,8 @@ def simulate(
     """
     schedule = _schedule(topology, workers)
     parts = _parts(data, schedule.size, seed)
+    if lr is None:
+        lr = USUAL_RATE if optimizer is None else own_rate(optimizer)
     recursion = planned(algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm, lr, steps)
     engine = StackedEngine(
         model, loss, algorithm=recursion, topology=schedule, optimizer=optimizer, lr=lr, seed=seed, gradients=gradients
@@ -115,13 +122,19 @@ def _schedule(topology: Topology | str, workers: int | None) -> Topology:
 
 def _parts(data: Samples | Sequence[Samples], n: int, seed: int) -> list[Samples]:
     """One tuple of tensors per worker, as given or split at random into parts that differ by one sample at most."""
-    whole: Samples = tuple(field for field in data if isinstance(field, Tensor))
-    parts: list[Samples] = [part for part in data if not isinstance(part, Tensor)]
-    for i, part in enumerate(parts or [whole]):
+    given: Any = data
+    whole: Samples | None = given if _are_samples(given) else None
+    if whole is None and not (isinstance(given, list | tuple) and given and all(_are_samples(part) for part in given)):
+        raise AlgorithmError(
+            "the data is a tuple of tensors with the samples first, (inputs, targets), or a list of one such tuple for "
+            f"every worker, got a {_kind(given)}"
+        )
+    parts: list[Samples] = list(given) if whole is None else [whole]
+    for i, part in enumerate(parts):
         lengths = sorted({len(field) for field in part})
         if len(lengths) != 1:
             raise AlgorithmError(f"part {i} of the data has tensors of different lengths {lengths}")
-    if parts:
+    if whole is None:
         if len(parts) != n:
             raise AlgorithmError(f"the data has {len(parts)} parts for {n} workers")
         return parts
@@ -130,3 +143,16 @@ def _parts(data: Samples | Sequence[Samples], n: int, seed: int) -> list[Samples
         raise AlgorithmError(f"{count} samples cannot be split among {n} workers")
     order = torch.randperm(count, generator=stream(seed, "split"))
     return [tuple(field[share] for field in whole) for share in order.tensor_split(n)]
+
+
+def _are_samples(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(v, Tensor) and v.ndim > 0 for v in value)
+
+
+def _kind(value: Any) -> str:
+    """What somebody gave: its type, and the types of what is in it."""
+    if isinstance(value, Tensor) and value.ndim == 0:
+        return "Tensor without samples"
+    if not isinstance(value, list | tuple):
+        return type(value).__name__
+    return f"{type(value).__name__} of {', '.join(sorted({_kind(part) for part in value})) or 'nothing'}"

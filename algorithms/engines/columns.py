@@ -64,3 +64,4 @@ class Columns:
         with torch.no_grad():
             for name, value in self.unflatten(vector).items():
                 parameters[name].copy_(value)
+        torch.clear_autocast_cache()  # an autocast around us would go on with its casts of what was there before

@@ -137,6 +137,7 @@ class GradientRoute:
             ready(i)
             for p, value in zip(inputs, own, strict=True):
                 p.data = value
+            torch.clear_autocast_cache()  # an autocast around us would go on with its casts of the worker before
             mine = {name: b[i] for name, b in after.items()}
             with self._slots.holding(mine), self._casting(own[0]):
                 loss = self._loss(rows_of(batch, i))

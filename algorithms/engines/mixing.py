@@ -72,7 +72,7 @@ def round_of(w: MixingMatrix, dtype: torch.dtype, device: torch.device) -> Round
         return lambda value: _shifted(shifts, value)
     if weights.nnz >= DENSE_SHARE * n * n:
         dense = torch.from_numpy(w.dense()).to(device, dtype)
-        return lambda value: dense @ value
+        return lambda value: _product(dense, value)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse (CSR|invariant)", UserWarning)
         sparse = torch.sparse_csr_tensor(
@@ -83,7 +83,12 @@ def round_of(w: MixingMatrix, dtype: torch.dtype, device: torch.device) -> Round
             dtype=dtype,
             device=device,
         )
-    return lambda value: sparse @ value
+    return lambda value: _product(sparse, value)
+
+
+def _product(w: Tensor, value: Tensor) -> Tensor:
+    """W value; with a place for it, because an autocast around us would cast any other product."""
+    return torch.mm(w, value, out=torch.empty(value.shape, dtype=value.dtype, device=value.device))
 
 
 def _shifts(w: MixingMatrix) -> list[tuple[slice, slice, float]] | None:

@@ -108,14 +108,17 @@ class Move:
         self.base_lr = base
         """The learning rate the optimizer was built with; a group's own rate counts relative to it."""
         self._scales = [float(g.get("lr", base)) / base if base else 1.0 for g in self._groups]
+        self._moving = next((i for i, scale in enumerate(self._scales) if scale), 0)  # the rate is read off this group
         self._size = layout.size
 
     def begin(self, lr: float | None) -> float:
-        """Sets the learning rate of a step, or leaves what a scheduler has set; returns that of the first group."""
-        if lr is not None:
-            for group, scale in zip(self._groups, self._scales, strict=True):
-                group["lr"] = lr if scale == 1.0 else lr * scale
-        return float(self._groups[0].get("lr", self.base_lr)) / (self._scales[0] or 1.0)
+        """Sets the learning rate of a step, or leaves what a scheduler has set; returns that rate."""
+        if lr is None:
+            at = self._moving
+            return float(self._groups[at].get("lr", self.base_lr)) / (self._scales[at] or 1.0)
+        for group, scale in zip(self._groups, self._scales, strict=True):
+            group["lr"] = lr if scale == 1.0 else lr * scale
+        return float(lr)
 
     def __call__(self, k: int, x: Tensor, g: Tensor, there: Tensor | None = None, *, over: bool = False) -> Tensor:
         """One step of the optimizer for strip k, from x along g; for those that are there.
@@ -128,19 +131,27 @@ class Move:
         if self._own_gradient:
             g = g.clone()
         chosen: dict[int, list[torch.nn.Parameter]] = {}
+        apart: list[tuple[Tensor, Tensor]] = []
         for piece in self.pieces[k]:
             if there is not None and not bool(there[piece.rows].any()):
                 continue
             part = (piece.rows, piece.columns)
             whole = piece.parameter.shape == moved.shape
-            piece.parameter.data = moved if whole else moved[part]
-            piece.parameter.grad = g if whole else g[part]
+            point, along = (moved, g) if whole else (moved[part], g[part])
+            if self.group(piece).get("fused"):  # such a kernel takes the numbers as they follow each other in memory
+                along = along.contiguous()
+                if not point.is_contiguous():
+                    point = point.contiguous()
+                    apart.append((moved[part], point))
+            piece.parameter.data, piece.parameter.grad = point, along
             chosen.setdefault(self._place[piece.group], []).append(piece.parameter)
         try:
             self.optimizer.param_groups = [self._groups[i] for i in chosen]
             for i, parameters in chosen.items():
                 self._groups[i]["params"] = parameters
             watching.move(self.optimizer)
+            for place, copied in apart:
+                place.copy_(copied)
         finally:
             self.optimizer.param_groups = self._groups
             for i in chosen:
@@ -201,6 +212,11 @@ class Move:
         self._groups = list(self.optimizer.param_groups)
         self._params = [list(group["params"]) for group in self._groups]
         self.optimizer.param_groups = self._groups
+
+
+def own_rate(factory: OptimizerFactory) -> float:
+    """The learning rate that an optimizer is built with."""
+    return float(_build(factory, [[torch.nn.Parameter(torch.zeros(1))]], [{}]).defaults.get("lr", 1.0))
 
 
 def _runs(per_worker: Sequence[Options] | None, size: int) -> list[tuple[slice, Options]]:

@@ -2,7 +2,8 @@ r"""Who takes part when: stragglers and workers that come and go, as functions o
 
 A participation maps a step to one truth value per worker, and depends on nothing but its own fields and the step. What
 a worker that is away does at that step is nothing: it computes no gradient, does not move and exchanges nothing; its
-point, state, buffers and the memory of its optimizer stay as they are, bit for bit. Its links are taken out of the
+point, state, buffers and the memory of its optimizer stay as they are, bit for bit (but for what an algorithm keeps of
+the schedule: the learning rate that γ of DSGD-AC is relative to is one for all). Its links are taken out of the
 round (`dissensus.theory.faults.absent`), so that with $A_t$ who is there, and a symmetric $W_t$,
 
 - mixing keeps $\sum_i x_i$ over all workers, and over $A_t$ (the round is the identity outside $A_t$ and doubly
@@ -202,14 +203,18 @@ class Straggler(Participation):
 
 
 def without_absent(topology: Topology, participation: WhoIsThere, algorithm: Algorithm) -> Topology:
-    """The topology an algorithm sees when workers come and go: push-sum keeps sums, others need symmetric rounds."""
+    """The topology an algorithm sees when workers come and go: push-sum keeps sums, others need symmetric rounds.
+
+    One that never mixes runs on any topology: nobody asks what its rounds keep.
+    """
     if algorithm.static:
         raise AlgorithmError(
             f"algorithm {algorithm.name!r} cannot run with absent workers: its workers remember what their neighbours "
             "have sent, and one that misses a message would be wrong about them from then on; use dsgd"
         )
+    unused = algorithm.promise is None and topology.promise == "doubly"
     try:
-        return absent(topology, participation, keep="column" if algorithm.promise == "column" else None)
+        return absent(topology, participation, keep="column" if unused or algorithm.promise == "column" else None)
     except MixingError as error:
         raise AlgorithmError(f"algorithm {algorithm.name!r} cannot run with absent workers: {error}") from None
 

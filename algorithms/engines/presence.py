@@ -3,7 +3,8 @@
 A number that is not finite is found before it is sent: in a loss, in a gradient, in a message, in a new point. Then the
 run stops, or the worker is isolated: from this step on it neither computes nor moves nor exchanges anything, its point
 stays the last finite one, and its links give their weight back to both ends, so that the others go on with a doubly
-stochastic round (push-sum: a column stochastic one) among themselves.
+stochastic round (push-sum: a column stochastic one) among themselves. What an algorithm remembers of others (tracked
+gradients, push-sum weights) starts anew among those that are left when that step is over.
 
 Where the workers are spread over processes, who is there by schedule is known to each of them without a word. Who is
 not finite is known to its own process only: to isolate, all processes ask each other at every check (a few bytes each
@@ -81,6 +82,11 @@ class Presence:
     def asks(self) -> bool:
         """Whether a check for finite numbers is one of all processes together."""
         return self._wire is not None and self._on_nan == "isolate"
+
+    @property
+    def left(self) -> Tensor:
+        """Which workers of this process are not isolated, bools: those that are away come again."""
+        return torch.tensor([i not in self.isolated for i in self.here], device=self._device)
 
     def at(self, t: int) -> Tensor | None:
         """Who of this process is there at step t, bools, or `None` if all workers of all processes are."""

@@ -236,11 +236,13 @@ class StackedEngine:
 
     def snapshot(self, process: int | None = None) -> Snapshot:
         """All workers as they are now. Where a process is named only that one gets them, the others get no rows."""
-        x, buffers = self._workers.deployed, dict(self._workers.buffers)
+        x, buffers = self._workers.deployed, self._workers.buffers
         if self._wire is not None:
             found = gathered(self._wire, [x, *buffers.values()], to=process, what="snapshot", step=self.t)
             x, *rows = found or (x[:0], *(b[:0] for b in buffers.values()))
             buffers = dict(zip(buffers, rows, strict=True))
+        else:
+            buffers = self.buffers
         return Snapshot(
             self.t, x, buffers, self.isolated, self.columns, self._template, self._gradients.loss, self._initial
         )

@@ -69,6 +69,7 @@ class StripLocal:
     def move(self, x: Tensor, g: Tensor) -> Tensor:
         """The local optimizer's step; the memory of a worker that is not there stays as it is."""
         began, there = time.perf_counter(), self._step.there
+        self._step.written = True
         put_back = None if there is None else self._step.move.keeping(self._k, ~there)
         moved = self._step.move(self._k, x, g, there, over=self._step.workers.is_loose(x))
         if put_back is not None:
@@ -100,7 +101,9 @@ class Stepping:
         self._route, self._presence, self._lr, self._clip, self._batch = route, presence, lr, clip, batch
         self.there = presence.at(t)
         self.written = False
-        """Whether points have been written: an error after that leaves the workers halfway through the step."""
+        """Whether a move has begun or points were written: an error after that leaves the workers halfway."""
+        self._fewer = False
+        """Whether a worker was isolated in this step."""
         self._buffers: Stacked = workers.buffers
         self._losses: list[Tensor] = []
         self._notes: dict[str, Tensor | float] = {}
@@ -114,11 +117,15 @@ class Stepping:
         ]
         meeting = lockstep(recursions, self._alone, self._finish)
         answers: Any = None
-        while True:
-            try:
-                answers = self._together(meeting.send(answers))
-            except StopIteration:
-                break
+        try:
+            while True:
+                try:
+                    answers = self._together(meeting.send(answers))
+                except StopIteration:
+                    break
+        finally:
+            if self._fewer:  # also after an error: whoever is isolated stays so
+                held.reform(self._presence.left)
         held.buffers = self._buffers
         losses = self._losses[0] if self._losses else torch.empty(0)
         return StepRecord(self.t, self._lr, losses, self._notes, self.there)
@@ -170,7 +177,7 @@ class Stepping:
     def _exclude(self, bad: Tensor | None, what: Callable[[], str], blocks: Sequence[Tensor] = ()) -> None:
         """The workers with these numbers are out, or the run stops; nobody computes with their gradients."""
         if (bad is not None or self._presence.asks) and self._presence.without(bad, self.t, what):
-            self.there = self._presence.at(self.t)
+            self.there, self._fewer = self._presence.at(self.t), True
         if bad is not None:
             for block in blocks:
                 block[bad] = 0.0
@@ -187,6 +194,8 @@ class Stepping:
     def _finish(self, k: int, x: Tensor, state: Any) -> None:
         self._exclude(not_finite(x), lambda: "parameters that are not finite")
         self.written = True
-        self.workers.put(
-            k, stayed(self.there, self.workers.point(k), x), stayed(self.there, self.workers.states[k], state)
-        )
+        kept = stayed(self.there, self.workers.states[k], state)
+        common: tuple[str, ...] = getattr(self.workers.algorithm, "common", ())
+        if common:
+            kept = kept._replace(**{name: getattr(state, name) for name in common})
+        self.workers.put(k, stayed(self.there, self.workers.point(k), x), kept)

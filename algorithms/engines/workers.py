@@ -11,8 +11,10 @@ from torch import Tensor
 
 from dissensus.algorithms.engines.columns import Columns
 from dissensus.algorithms.engines.layout import Layout
+from dissensus.algorithms.engines.participation import stayed
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
+from dissensus.algorithms.registry import reformed
 
 KEPT_BYTES = 31 << 20
 """glibc hands freed memory back to the system until it has seen a block this large freed; pages that come and go with
@@ -94,6 +96,14 @@ class Workers:
             kept = (v.clone() if v.untyped_storage().data_ptr() in overwritten else v for v in state)
             self.states[k] = type(state)(*kept)
         self.point(k).copy_(x)
+
+    def reform(self, rows: Tensor) -> None:
+        """These (a mask) go on among other workers than before: what they remember of the others starts anew."""
+        for k in self.strips:
+            point, before = self.point(k), self.states[k]
+            x, state = reformed(self.algorithm, point, before)
+            if state is not before:
+                self.put(k, stayed(rows, point, x), stayed(rows, before, state))
 
     @property
     def deployed(self) -> Tensor:

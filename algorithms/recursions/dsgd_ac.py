@@ -39,7 +39,7 @@ CAPTURES = ("window", "published")
 
 
 class Peak(NamedTuple):
-    """The learning rate that γ is relative to, (n, 1) in float64; zero before `start`."""
+    """The learning rate that γ is relative to, (n, 1) in float64; zero before `start`. The same in every row."""
 
     lr: Tensor
 
@@ -64,6 +64,8 @@ class DsgdAc:
     static: ClassVar[bool] = False
     columnwise: ClassVar[bool] = True
     in_place: ClassVar[bool] = True
+    common: ClassVar[tuple[str, ...]] = ("lr",)
+    """With a γ of its own in the row of a worker that was away, mixing would not keep the mean."""
 
     def __post_init__(self) -> None:
         check_order(self.order)

@@ -6,6 +6,7 @@ The parameters of a thing belong to it alone, so a misspelt one is answered with
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def pairs_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def value_of(text: str) -> Any:
-    """A truth value, a number, several of them (`0.9,0.99` or `[0.9, 0.99]`), or else the text as it is."""
+    """A truth value, a number, several of them (`0.9,0.99`, `[0.9, 0.99]`, lists in a list), or else the text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -47,9 +48,18 @@ def value_of(text: str) -> Any:
             return kind(text)
         except ValueError:
             continue
+    if text.startswith("["):
+        try:
+            return _tuples(json.loads(text))
+        except ValueError:
+            pass
     if "," in text:
         return tuple(value_of(part.strip()) for part in text.strip("[]() ").split(",") if part.strip())
     return text
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
 
 
 def algorithm_of(name: str, parameters: Mapping[str, Any]) -> Algorithm:

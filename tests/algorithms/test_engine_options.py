@@ -312,3 +312,57 @@ def test_points_that_overflow_stop_the_run(halfway: bool, monkeypatch: pytest.Mo
     assert torch.equal(engine.x, saved["x"])
     with pytest.raises(AlgorithmError, match="worker 0 has parameters that are not finite at step 0"):
         engine.step((x.float(), y))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("optimizer", [SGD, partial(torch.optim.Adam, lr=0.01)])
+def test_an_error_after_the_move_is_halfway_through_the_step(
+    optimizer: Any, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The points are as they were, the optimizer's memory is a step ahead."""
+    from dissensus.algorithms import algorithm
+
+    def lost(*_: Any) -> Tensor:
+        raise error("lost")
+
+    engine, twin = (built(algorithm=algorithm("dsgd", order="atc"), optimizer=optimizer) for _ in range(2))
+    for e in (engine, twin):
+        e.step(batch(0))
+    saved = engine.state_dict()
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._presence, "take", lost)
+        with pytest.raises(error, match="lost"):
+            engine.step(batch(1))
+    assert torch.equal(engine.x, saved["x"])
+    with pytest.raises(
+        AlgorithmError, match=r"stopped halfway through step 1 and cannot go on; .* state_dict \(lost\)"
+    ):
+        engine.step(batch(1))
+    engine.load_state_dict(saved)
+    for e in (engine, twin):
+        e.step(batch(1))
+    assert torch.equal(engine.x, twin.x)
+
+
+@pytest.mark.parametrize("route", ["vmap", "loop"])
+def test_an_unused_parameter_has_the_gradient_zero_and_a_frozen_one_none(route: str) -> None:
+    """So weight decay shrinks the unused one, and nothing changes the frozen one."""
+
+    class Some(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.unused = mlp(), nn.Parameter(torch.ones(3, dtype=torch.float64))
+            self.frozen = nn.Parameter(torch.ones(3, dtype=torch.float64), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+    for decay in (0.0, 0.5):
+        for factory in (SGD, partial(torch.optim.AdamW, lr=0.1)):
+            engine = built(Some(), optimizer=partial(factory, weight_decay=decay), gradients=route)
+            engine.step(batch(0))
+            expected = torch.full((3,), 1 - 0.1 * decay, dtype=torch.float64)
+            torch.testing.assert_close(engine.unflatten(engine.mean)["unused"], expected, rtol=1e-14, atol=0.0)
+            assert decay or torch.equal(engine.unflatten(engine.x[0])["unused"], expected)
+            with engine.worker(1) as model:
+                assert torch.equal(dict(model.named_parameters())["frozen"], torch.ones(3, dtype=torch.float64))

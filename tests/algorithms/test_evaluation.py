@@ -354,3 +354,29 @@ def test_errors_of_the_model_come_through() -> None:
         with pytest.raises(RuntimeError, match=r"shapes|size"):
             evaluate(engine, METRICS, [(torch.zeros(2, 5).double(), torch.zeros(2).long())], workers=workers)  # type: ignore[arg-type]
     assert isinstance(evaluate(engine, METRICS, held_out()), Evaluation)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_inside_an_autocast_every_worker_has_its_own_weights(on: bool) -> None:
+    """Autocast keeps low-precision copies of parameters until it ends, and all workers take turns in one module."""
+    engine = StackedEngine(
+        network().float(), cross_entropy, algorithm="dsgd", topology=topology("ring", N),
+        optimizer=partial(torch.optim.SGD, lr=0.3), gradients="loop",
+    )  # fmt: skip
+    for t in range(3):
+        x, y = samples(t, N, 9)
+        engine.step((x.float(), y))
+    x, y = samples(99, 23)
+    expected = []
+    for i in range(N):
+        with engine.worker(i) as model, torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            expected.append(float(cross_entropy(model, (x.float(), y))))
+    assert len(set(expected)) == N
+
+    def casting(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return cross_entropy(model, batch)
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=on):
+        found = evaluate(engine, casting, [(x.float(), y)])
+    assert found["casting"].per_worker == pytest.approx(expected, rel=1e-6)

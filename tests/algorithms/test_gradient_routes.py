@@ -283,3 +283,22 @@ def test_the_template_is_not_written_to(schedules: dict) -> None:
         next(average.parameters()).data.fill_(7.0)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("route", ["vmap", "loop"])
+def test_inside_an_autocast_of_the_caller_every_worker_has_its_own_weights(
+    route: str, on: bool, schedules: dict
+) -> None:
+    """It keeps low-precision copies of parameters until it ends, and the loop puts all workers into one model."""
+    start = torch.randn(N, 1210, generator=torch.Generator().manual_seed(0)) / 8
+    ours, theirs = (
+        engine(mlp().float(), schedules, gradients=route, start=start, autocast=cast)
+        for cast in (torch.bfloat16, None if on else torch.bfloat16)
+    )
+    for t in range(2):
+        x, y = images(N, t)
+        told = ours.step((x.float(), y)).losses
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            assert torch.equal(theirs.step((x.float(), y)).losses, told)
+    assert torch.equal(ours.x, theirs.x), "and what is exchanged is not cast"

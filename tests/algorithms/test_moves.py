@@ -12,7 +12,8 @@ from dissensus.algorithms import AlgorithmError, StackedEngine
 from dissensus.algorithms.engines import layout
 from dissensus.algorithms.engines.columns import Columns
 from dissensus.algorithms.engines.layout import Layout
-from dissensus.algorithms.engines.moves import Move, options_of
+from dissensus.algorithms.engines.moves import Move, options_of, own_rate
+from dissensus.theory import topology
 
 ELEMENTWISE = {
     "sgd": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
@@ -192,6 +193,27 @@ def test_workers_have_options_of_their_own(columnwise: bool) -> None:
         Moved(factory, 2, per_worker=[{}, {"params": []}])
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_the_rate_of_a_step_is_not_that_of_a_group_that_stands_still(scheduled: bool) -> None:
+    engine = StackedEngine(
+        model(), lambda m, b: m(b).square().mean(), algorithm="dsgd-ac", topology=topology("ring", 3),
+        optimizer=partial(optim.SGD, lr=0.1), lr=None if scheduled else lambda t: 0.1 * 0.5**t,
+        groups=lambda name, _: {"lr": 0.0} if name == "0.weight" else {"lr": 0.05}, gradients="vmap",
+    )  # fmt: skip
+    scheduler = optim.lr_scheduler.ExponentialLR(engine.optimizer, gamma=0.5) if scheduled else None
+    before = engine.unflatten(engine.mean)["0.weight"].clone()
+    records = []
+    for _ in range(3):
+        records.append(engine.step(torch.ones(3, 2, 4, dtype=torch.float64)))
+        if scheduler is not None:
+            scheduler.step()
+    assert [r.lr for r in records] == pytest.approx([0.1, 0.05, 0.025], rel=1e-14)
+    assert [r.gamma for r in records] == pytest.approx([1.0, 0.125, 0.125**2], rel=1e-13)
+    torch.testing.assert_close(engine.unflatten(engine.mean)["0.weight"], before, rtol=1e-14, atol=0.0)
+    with pytest.raises(AlgorithmError, match="optimizer must be a function of parameters"):
+        own_rate(lambda p: "sgd")  # type: ignore[arg-type,return-value]
+
+
 def test_only_the_decay_of_sgd_goes_through_the_gradient() -> None:
     for factory, expected in ((optim.SGD, 0.2), (optim.AdamW, 0.0), (optim.Adam, 0.0)):
         move = Moved(factory, 2, lambda name, _: {"weight_decay": 0.2}).move
@@ -240,3 +262,33 @@ def test_what_was_moved_does_not_stay_alive(columnwise, apart):
         assert all(p.untyped_storage().nbytes() == p.element_size() for p in held)
         moved(torch.ones(3, COLUMNS.size).double(), torch.ones(3, COLUMNS.size).double(), None)
     assert sum(p.numel() for p in held) == 3 * COLUMNS.size
+
+
+@pytest.mark.parametrize("factory", [partial(optim.AdamW, lr=0.1, weight_decay=0.2), partial(optim.SGD, momentum=0.9)])
+@pytest.mark.parametrize("name", ["allreduce", "dsgd", "gradient-tracking", "avg-sam"])
+def test_fused_kernels_get_numbers_that_follow_each_other(
+    name: str, factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mean is one row for all workers, a strip lies in a wider block, a param group may be some columns of a row."""
+    monkeypatch.setattr(layout, "OWN_BLOCK", 1)
+    monkeypatch.setattr(layout, "TOGETHER", 0)
+    monkeypatch.setattr(layout, "STRIP", 1)
+
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 10), nn.Tanh(), nn.Linear(10, 3)).double()
+
+    def points(fused: bool) -> Tensor:
+        engine = StackedEngine(
+            network(), lambda m, b: m(b).square().mean(), algorithm=name, topology=topology("ring", 6), lr=0.1,
+            optimizer=partial(factory, fused=fused), gradients="vmap",
+            groups=lambda name, shape: {"weight_decay": 0.1} if name.endswith("weight") else {},
+        )  # fmt: skip
+        assert (len(engine._workers.layout.strips) > 4) == engine.algorithm.columnwise
+        for t in range(4):
+            generator = torch.Generator().manual_seed(t)
+            engine.step(torch.randn(6, 5, 4, generator=generator, dtype=torch.float64))
+        return engine.x
+
+    # its kernels round the last numbers that fill no vector differently
+    torch.testing.assert_close(points(True), points(False), rtol=1e-11, atol=1e-12)

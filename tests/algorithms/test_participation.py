@@ -138,9 +138,10 @@ def engine_of(quadratics: Any, name: str = "dsgd", who: Any = None, schedule: An
 
 
 def rows(engine: StackedEngine) -> list[Tensor]:
-    """Everything with one row per worker."""
+    """Everything with one row per worker that speaks of the worker."""
     saved = engine.state_dict()
-    return [saved["x"], *saved["state"].values(), *saved["buffers"].values()]
+    own = [v for name, v in saved["state"].items() if name not in getattr(engine.algorithm, "common", ())]
+    return [saved["x"], *own, *saved["buffers"].values()]
 
 
 @EVERY
@@ -223,6 +224,52 @@ def test_a_mean_is_over_those_that_are_there(quadratics: Any) -> None:
     engine.step(problem.batch(0))
     np.testing.assert_allclose(engine.x.numpy()[there], expected[there], rtol=1e-14)
     assert np.array_equal(engine.x.numpy()[~there], problem.x0[~there])
+
+
+@pytest.mark.parametrize("name", ["allreduce", "local-sgd", "sam"])
+def test_a_mean_needs_no_symmetric_rounds(name: str, quadratics: Any) -> None:
+    """Who never mixes does not ask what the rounds keep when somebody is away."""
+    n = 8
+    problem = quadratics.draw(n, D, 4)
+    problem.x0[:] = problem.x0[0]
+    who = Straggler(n, worker=3, every=2)
+    parameters = {"local-sgd": {"period": 1}, "sam": {"rho": 1e-9}}.get(name, {})
+    for graph in ("one-peer-exponential", "directed-ring", "ring"):
+        options = {"participation": who, "on_nan": "isolate"}
+        engine = problem.engine(algorithm(name, **parameters), topology(graph, n), **options)
+        for t in range(4):
+            x, there = engine.x.numpy(), who(t)
+            engine.step(problem.batch(t))
+            mean = x[there].mean(axis=0) - 0.1 * problem.gradient(t, x)[there].mean(axis=0)
+            if name != "local-sgd":  # a mean of gradients, taken from the own point
+                mean = x[there] - 0.1 * problem.gradient(t, x)[there].mean(axis=0)
+            # the perturbation moves a gradient by about its own length
+            np.testing.assert_allclose(engine.x.numpy()[there], mean + 0 * x[there], rtol=1e-12, atol=1e-8)
+            assert np.array_equal(engine.x.numpy()[~there], x[~there])
+
+
+@pytest.mark.parametrize(
+    ("capture", "away", "rates"),
+    [
+        ("published", 0, (0.3, 0.2, 0.1, 0.05)),
+        ("window", 1, (0.1, 0.3, 0.2, 0.1)),
+        ("window", 0, (0.3, 0.2, 0.1, 0.05)),
+    ],
+)
+def test_the_rate_that_gamma_is_relative_to_is_one_for_all(
+    capture: str, away: int, rates: tuple[float, ...], quadratics: Any
+) -> None:
+    """With a gamma of their own in some rows, mixing would not keep the mean of all workers."""
+    drawn = quadratics.draw(N, D, 1)
+    flat = quadratics(drawn.A * 0, drawn.b * 0, drawn.noise * 0, drawn.x0)
+    who = Intervals(N, away={2: [(away, away + 1)]})
+    engine = engine_of(flat, "dsgd-ac", who, of_algorithm={"capture": capture}, lr=lambda t: rates[t])
+    mean, peak = engine.mean.numpy(), 0.0
+    for rate in rates:
+        peak = max(peak, rate)
+        gamma = torch.as_tensor(engine.step(flat.batch(0)).notes["gamma"]).expand(N, 1)
+        torch.testing.assert_close(gamma, torch.full_like(gamma, (rate / peak) ** 3), rtol=1e-14, atol=0.0)
+        np.testing.assert_allclose(engine.mean.numpy(), mean, rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["dsgd", "gradient-tracking", "qg-dsgdm", "sgp", "local-sgd"])

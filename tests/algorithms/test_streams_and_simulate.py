@@ -88,6 +88,24 @@ def test_five_lines_train_eight_workers(schedules: dict) -> None:
         assert float((model(samples()[0]).argmax(dim=1) == samples()[1]).float().mean()) > 0.9
 
 
+def test_the_rate_is_the_one_that_was_given_or_else_the_optimizers_own(schedules: dict) -> None:
+    sgd = partial(torch.optim.SGD, momentum=0.9)
+    run = partial(simulate, classifier(), loss, samples(), topology=schedules["ring"](4), steps=3, algorithm="dsgd-ac")
+
+    def rates(**options: Any) -> tuple[set[float], float]:
+        seen: set[float] = set()
+        made = run(**options, on_step=lambda e, r: seen.add(r.lr))
+        return seen, made.engine.algorithm.lr_max  # type: ignore[attr-defined]
+
+    assert rates() == ({0.1}, 0.1)
+    assert rates(optimizer=partial(sgd, lr=0.05)) == ({0.05}, 0.05)
+    assert rates(optimizer=sgd) == ({1e-3}, 1e-3), "torch's own"
+    assert rates(optimizer=partial(sgd, lr=0.05), lr=0.2) == ({0.2}, 0.2)
+    assert rates(lr=lambda t: 0.4 / (1 + t))[1] == 0.4
+    with pytest.raises(AlgorithmError, match="optimizer must be a function of parameters"):
+        run(optimizer=lambda p: "sgd")  # type: ignore[arg-type]
+
+
 def test_a_simulation_is_its_seed(schedules: dict) -> None:
     run = partial(simulate, classifier(), loss, samples(), topology=schedules["ring"](4), steps=5)
     first, again, other = run(seed=1), run(seed=1), run(seed=2)
@@ -145,6 +163,14 @@ def test_data_that_is_partitioned_already(schedules: dict) -> None:
         ([samples()] * 3, {}, "the data has 3 parts for 4 workers"),
         (samples(), {"batch_size": 100}, "worker 0 has 83 samples: batch_size must lie between 1 and 83, got 100"),
         (samples(), {"batch_size": 0}, "batch_size must lie between 1 and 83, got 0"),
+        (samples()[0], {}, r"a tuple of tensors .* \(inputs, targets\), or a list of one such .*, got a Tensor"),
+        (tuple(v.numpy() for v in samples()), {}, "for every worker, got a tuple of ndarray"),
+        (torch.utils.data.TensorDataset(*samples()), {}, "for every worker, got a TensorDataset"),
+        (list(samples()), {}, "for every worker, got a list of Tensor"),
+        ([tuple(v.numpy() for v in samples())] * 4, {}, "for every worker, got a list of tuple of ndarray"),
+        ((*samples(), samples()), {}, "for every worker, got a tuple of Tensor, tuple of Tensor"),
+        ((torch.tensor(1.0),), {}, "for every worker, got a tuple of Tensor without samples"),
+        ((), {}, "for every worker, got a tuple of nothing"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(data: Any, options: dict, message: str, schedules: dict) -> None:

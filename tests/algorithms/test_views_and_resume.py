@@ -228,3 +228,12 @@ def test_errors_of_views_and_states(schedules: dict) -> None:
         smaller.load_state_dict(engine.state_dict())
     with pytest.raises(AlgorithmError, match=r"expected \d+ columns, got 3"):
         engine.unflatten(torch.zeros(3))
+
+
+def test_a_snapshot_is_a_copy(schedules: dict) -> None:
+    engine = trained(schedules)
+    before = snapshot(engine)
+    seen = engine.snapshot()
+    for value in (seen.x, *seen.buffers.values()):
+        value.fill_(7)
+    assert equal(before, snapshot(engine))

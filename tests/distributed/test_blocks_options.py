@@ -69,6 +69,8 @@ def script(case: str, name: str, graph: str, wired: bool = True) -> tuple[dict[s
         ("isolate", "dsgd", "ring"),
         ("isolate", "allreduce", "ring"),
         ("isolate", "sgp", "one-peer-exponential"),
+        ("isolate", "gradient-tracking", "ring"),
+        ("isolate", "allreduce", "one-peer-exponential"),
     ],
 )
 def test_an_option_means_the_same_in_blocks(case: str, name: str, graph: str, count: int, processes: Pool) -> None:

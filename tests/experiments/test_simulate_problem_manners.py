@@ -113,6 +113,19 @@ def test_a_run_takes_one_thread_and_gives_the_others_back(file, capsys, monkeypa
     assert asked == [1, 7]
 
 
+def test_phases_of_gamma_are_lists_in_a_list(file: Path, capsys: pytest.CaptureFixture) -> None:
+    hashes = {}
+    for gamma in ("0.3", "[[0,0.3]]", "[[0,0.3],[5,0.1]]", "[[5,0.1]]"):
+        said = read(capsys, file, f"{USUAL} --algorithm.gamma {gamma}")
+        assert said["algorithm_parameters"]["gamma"] == json.loads(gamma)
+        hashes[gamma] = said["parameters_hash"]
+    assert hashes["0.3"] == hashes["[[0,0.3]]"]
+    assert len(set(hashes.values())) == 3
+    adam = f"{USUAL} --optimizer adam --optimizer.betas"
+    told = [read(capsys, file, f"{adam} {betas}") for betas in ("[0.8,0.9]", "0.8,0.9", "[0.8,0.9", "(0.8,0.9)")]
+    assert [said["optimizer_parameters"]["betas"] for said in told] == [[0.8, 0.9]] * 4
+
+
 def test_people_get_a_table(file: Path, capsys: pytest.CaptureFixture) -> None:
     line = f"simulate --problem {file} --algorithm dsgd --topology ring --lr 0.1 --steps 3"
     assert main(line.split()) == 0
@@ -160,6 +173,9 @@ USUAL = "--algorithm dsgd --topology ring --lr 0.1 --steps 10"
         (f"{USUAL} --algorithm.gama 0.5", "algorithm 'dsgd' has no parameter 'gama'; did you mean 'gamma'?"),
         (f"{USUAL} --algorithm.gamma 1.5", "gamma must lie in [0, 1], got 1.5"),
         (f"{USUAL} --algorithm.gamma nan", "gamma must lie in [0, 1], got nan"),
+        (f"{USUAL} --algorithm.gamma [[5,1],[0,0.1]]", "phases of gamma come in rising order: step 0 follows step 5"),
+        (f"{USUAL} --algorithm.gamma [[5,1],[6]]", "gamma by phases is [[step, gamma], ...], got (6,) in it"),
+        (f"{USUAL} --algorithm.gamma [[5,1],6", "gamma"),
         (f"{USUAL} --algorithm.order atx", "order must be one of awc, atc, cta, got 'atx'; did you mean 'atc'?"),
         (USUAL.replace("dsgd", "dsgd-ac") + " --algorithm.p three", "'dsgd-ac': parameter 'p'"),
         (USUAL.replace("dsgd", "dsgd-ac") + " --algorithm.capture 3", "capture must be 'window' or 'published', got 3"),
