@@ -45,7 +45,7 @@ def _names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
 
 def load_rows(workers: Workers, move: Move, here: range, saved: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Takes over the states of the workers `here`; returns what they have in common, and how the first took gradients."""
+    """Takes over the states of the workers `here`; returns what they have in common, and the first one's route."""
     missing = [i for i in here if i not in saved]
     if missing:
         raise AlgorithmError(f"there is no state of worker {missing[0]}, which is one of this process")

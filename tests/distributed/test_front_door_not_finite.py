@@ -14,6 +14,8 @@ from torch import Tensor
 
 import dissensus
 from dissensus.algorithms import AlgorithmError, algorithm
+from dissensus.algorithms.engines.distributed.isolation import Isolation
+from dissensus.theory import topology as topology_named
 
 HERE = Path(__file__)
 N, STEPS, WHEN, WHO = 4, 20, 3, 1
@@ -136,3 +138,18 @@ def test_two_workers_at_once(processes: Pool) -> None:
     for told in processes.run(N, f"{HERE}:two_at_once"):
         assert re.search(r"worker [03]\b", told), told
         assert re.search(r"step 2\b", told), told
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "why"),
+    [
+        ("choco-sgd", "ring", "remember what their neighbours have sent"),
+        ("sgp", "one-peer-exponential", "a sender cannot know"),
+        ("dsgd", "directed-ring", "rounds of topology 'directed-ring' are not symmetric"),
+        ("gradient-tracking", "ring", "who is no neighbour does not hear that one is gone"),
+    ],
+)
+def test_isolation_is_refused_where_others_would_miss_the_worker(name: str, schedule: str, why: str) -> None:
+    with pytest.raises(AlgorithmError, match=f"on_nan='isolate' is not possible: .*{why}.*; use on_nan='stop'"):
+        Isolation(algorithm(name), topology_named(schedule, N))
+    Isolation(algorithm("dsgd"), topology_named("ring", N))

@@ -6,8 +6,9 @@ and the isolated worker mixes with nobody: a symmetric round stays doubly stocha
 any more either; its point stays the last finite one, of which a copy is kept at the beginning of every step.
 
 At the step in which it is cut off its neighbours may have mixed with the point that it had sent before. A round that is
-not symmetric would lose its sums, and an algorithm that remembers what its neighbours were sent would be wrong about
-them from then on: both are refused.
+not symmetric would lose its sums, an algorithm that remembers what its neighbours were sent would be wrong about them
+from then on, and one that tracks a sum over all workers would keep what is gone in it: they are refused. (The stacked
+engine, whose processes ask each other, has the last one start anew.)
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Isolation:
             why = (
                 f"the rounds of topology {topology.name!r} are not symmetric, and one that says nothing would be missed"
             )
+        elif hasattr(algorithm, "reformed"):
+            why = f"{algorithm.name!r} keeps a sum over all, and who is no neighbour does not hear that one is gone"
         if why:
             raise AlgorithmError(f"on_nan='isolate' is not possible: {why}; use on_nan='stop', or dsgd on a ring")
         self.since: int | None = None
