@@ -201,8 +201,8 @@ def _wait(store: Any, key: str) -> None:
 def _obey(*, first: bool) -> None:
     """How a process takes it when it is told to end: the first one in good order, for it keeps the records.
 
-    Ctrl-C may be ignored by whoever started us all. Requests to end (SIGTERM) are what torchrun sends to the rest when
-    one has failed, and come as Ctrl-C does: in the middle of a step it is ended, so that who is gone is noticed, if any.
+    Ctrl-C may be ignored by whoever started us all. A request to end (SIGTERM) is what torchrun sends to the rest when
+    one has failed. It is taken as Ctrl-C is: the step is ended first, in which who is gone is noticed, if anybody is.
     """
     if not first:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
