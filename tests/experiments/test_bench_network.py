@@ -122,9 +122,10 @@ def test_hosts_share_links_in_the_same_way_whatever_this_machine_prefers(permitt
 def test_what_a_host_does_not_take_is_not_passed_over(permitted, monkeypatch):
     output = Path("/proc/sys/net/ipv4/tcp_limit_output_bytes")
     with hosts(1) as net, net.popen(0, ["cat", str(output)], stdout=subprocess.PIPE, text=True) as told:
-        if told.wait(timeout=20) != 0:
+        said = told.communicate(timeout=20)[0]
+        if told.returncode != 0:
             pytest.skip("this kernel does not bound what waits in a host")
-        assert int(told.stdout.read()) == network.OUTPUT_BYTES
+        assert int(said) == network.OUTPUT_BYTES
     for old, new in ((f"{network.OUTPUT_BYTES} ", "much "), ("put 1 ", "put no ")):
         with monkeypatch.context() as patch:
             patch.setattr(network, "_SETTINGS", network._SETTINGS.replace(old, new))

@@ -198,7 +198,8 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device | None) -> 
     said = str(dist.get_backend(group))
     if device is None and said in ("gloo", "nccl"):
         return said
-    device, found = device or torch.device("cpu"), group or dist.group.WORLD
+    device = device or torch.device("cpu")
+    found: Any = group or dist.group.WORLD
     try:
         backend = str(found._get_backend(device).name())
     except RuntimeError:
