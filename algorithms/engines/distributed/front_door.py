@@ -94,7 +94,8 @@ def decentralize(
             numbers. The loop must not look at gradients between backward and step (no clipping by the whole norm).
         accumulate: with `fused`, how many backwards make a step.
         start: `equal`: all workers start at worker 0's parameters and buffers; `own`: at what they were given.
-        timeout: seconds after which a peer that says nothing is given up; the group's own unless given.
+        timeout: seconds after which a peer that says nothing is given up; the group's own unless given, and always
+            for NCCL.
         on_nan: what becomes of numbers that are not finite, before anybody else hears of them: `stop`, or None: sent.
         on_failure: when a process dies, hangs or leaves, all `stop` with an error, or those that are left `continue`
             and take it in again when it is started again; see `surviving`.

@@ -10,7 +10,8 @@ import atexit
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 WITHOUT_TIMEOUT = 1800.0
-"""The time-out where none was given: that of torch's own groups."""
+"""The time-out where none was given and the group has none: that of torch's own groups."""
 
 
 class PeerError(AlgorithmError):
@@ -71,7 +72,6 @@ class Peers:
         self.rank = 0 if alone else dist.get_rank(group)
         """The number of this process; it stays, whoever leaves."""
         self.backend = "" if alone else dist.get_backend(group)
-        self.timeout = timeout
         self.guard: Surviving | None = None
         self.box: Letterbox | None = None
         self.places: Mapping[int, Place] = {}
@@ -94,15 +94,16 @@ class Peers:
         if not alone:
             _let_gloo_finish()
             self.box = Letterbox(self.rank, *own_address())
-        self._patience = timeout or WITHOUT_TIMEOUT
+        found: Any = None if alone else group or dist.group.WORLD
+        self.patience = _patience(found) if timeout is None else timeout
+        """Seconds after which a peer that says nothing is given up."""
         if alone or again is not None:
             self.reform(None, [self.rank])
         else:
             found: Any = group or dist.group.WORLD
             if own:
-                found = dist.new_group(self._global, timeout=self._limit, use_local_synchronization=True)
-            if timeout is None and not self._coalesced:
-                self._patience = found._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+                limit = timedelta(seconds=self.patience)
+                found = dist.new_group(self._global, timeout=limit, use_local_synchronization=True)
             self.reform(found, range(self.size))
         if self.box is not None:
             self._open(self.box, again)
@@ -113,7 +114,7 @@ class Peers:
         self.present = tuple(present)
         """The processes that are there, by number."""
         self._at = {number: place for place, number in enumerate(self.present)}
-        self.roads = Roads(group, limit=self._patience, in_pieces=self.in_pieces)
+        self.roads = Roads(group, limit=self.patience, in_pieces=self.in_pieces)
         """The transport's own ways to them."""
 
     @property
@@ -187,7 +188,7 @@ class Peers:
     def _draw(self, ends: Mapping[int, End]) -> None:
         """Has lines to those processes from now on."""
         self.lines = {
-            q: Line(end, group=self.group, place=self._at[q], limit=self._patience) for q, end in sorted(ends.items())
+            q: Line(end, group=self.group, place=self._at[q], limit=self.patience) for q, end in sorted(ends.items())
         }
 
 
@@ -204,3 +205,11 @@ def _on_letter(wire: weakref.ref[Peers], letter: dict[str, Any]) -> None:
         heard._interrupted = letter["from"]
         # no daemon: one that is in the transport when the interpreter ends would abort the process
         threading.Thread(target=heard.interrupt).start()
+def _patience(group: Any) -> float:
+    """The time-out of a group in seconds, where the transport tells it."""
+    with suppress(AttributeError, RuntimeError, TypeError, ValueError):
+        device = torch.device("cpu" if dist.get_backend(group) == "gloo" else "cuda")
+        return group._get_backend(device).options._timeout.total_seconds()
+    return WITHOUT_TIMEOUT
+
+

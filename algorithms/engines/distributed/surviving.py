@@ -32,7 +32,7 @@ from dissensus.algorithms.engines.distributed.exchange import Exchange, Ticket
 from dissensus.algorithms.engines.distributed.flight import Flight
 from dissensus.algorithms.engines.distributed.handing_over import Host, donor, hand_over, take_over
 from dissensus.algorithms.engines.distributed.membership import CALLED, Membership
-from dissensus.algorithms.engines.distributed.peers import WITHOUT_TIMEOUT, PeerError
+from dissensus.algorithms.engines.distributed.peers import PeerError
 from dissensus.algorithms.engines.distributed.reconnecting import Reconnecting
 from dissensus.algorithms.engines.distributed.rounds import Part, Rounds
 from dissensus.algorithms.engines.distributed.wire import Wire
@@ -55,7 +55,7 @@ class Surviving:
             )
         self._whole, self.wire = topology, wire
         self._exchange = Exchange(topology, wire, message_dtype=message_dtype)
-        self._timeout = wire.timeout or WITHOUT_TIMEOUT
+        self._timeout = wire.patience
         self._transport = Reconnecting(wire.box, timeout=self._timeout)
         self.membership = Membership(wire.box, wire.places, timeout=self._timeout, meets=self._transport.meets)
         self.membership.on_call = lambda: wire.interrupt(lambda: self.membership.called)
