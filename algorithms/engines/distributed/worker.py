@@ -191,6 +191,7 @@ class LoopWorker:
             "seed": self.seed,
             "state": state,
             "point": {} if self.in_place else self._by_name(self.points),
+            "isolated": None if self.isolation is None else self.isolation.since,
         }
 
     def load(self, saved: Any) -> None:
@@ -202,7 +203,15 @@ class LoopWorker:
                 raise AlgorithmError(f"the state is of {what} {saved[what]}, but this process is of {what} {own}")
         self.restart()
         kinds = [type(state) for state in self.states]
+        since = saved.get("isolated")
+        if since is not None and self.isolation is None:
+            raise AlgorithmError(
+                f"worker {self.wire.rank} was isolated at step {since}, and would be mixed in again: go on with "
+                "on_nan='isolate'"
+            )
         fields = {field: self._by_bucket(value) for field, value in saved["state"].items()}
+        if self.isolation is not None:
+            self.isolation.since = since
         self.states = [kind(**{f: values[k] for f, values in fields.items()}) for k, kind in enumerate(kinds)]
         if not self.in_place:
             self.points = self._by_bucket(saved["point"])
