@@ -106,12 +106,15 @@ class Exchange:
         self.wire.land(ticket.flight)
         self._give_back(ticket)
 
-    def mean(self, t: int, value: Tensor, *, overwrite: bool = False, there: bool = True) -> Tensor:
+    def mean(
+        self, t: int, value: Tensor, *, overwrite: bool = False, there: bool = True, between: bool = False
+    ) -> Tensor:
         """The mean over all workers, in every row, as a new tensor or, with one worker a process, in its place.
 
         Where some may be isolated, those that are not `there` count for nothing. `between` two steps it is the loop
         that asks, and not the algorithm: that matters to `Surviving`.
         """
+        del between
         own = value if overwrite else value.clone()
         total = own if len(value) == 1 else value.sum(dim=0, keepdim=True)
         block = self.rounds.block

@@ -315,10 +315,11 @@ class Decentralized(Unwatched):
         with torch.no_grad():
             for name, mean in self.held.means().items():
                 own[name].data = mean
-            there = self.held.who_is_there()
+            isolated = self.held.cut_off()
             for buffer in model.buffers():
-                rows = self.wire.rows(buffer.detach(), what="average of buffers", step=self.t)
-                rows = rows if there is None or len(there) != len(rows) else rows[there]
+                rows, whose = self.wire.rows(buffer.detach(), what="average of buffers", step=self.t)
+                there = [k for k, q in enumerate(whose) if q not in isolated]
+                rows = rows[there] if there else rows
                 buffer.data = views.pooled({"": rows}, bn, {})[""].clone()
         for p in model.parameters():
             p.grad = None

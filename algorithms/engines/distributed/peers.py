@@ -86,6 +86,8 @@ class Peers:
         """Whether long messages go in pieces between hosts: where TCP stalls at one of the processes."""
         self._interrupted: int | None = None
         """Whose last words were heard before anything failed here."""
+        self._others: tuple[Any, Mapping[int, int]] = None, {}
+        """The group that another one stands in for, and the places in it."""
         self._ends = False
         """Whether this process has found a loss by itself."""
         self._limit = None if timeout is None else timedelta(seconds=timeout)
@@ -100,7 +102,6 @@ class Peers:
         if alone or again is not None:
             self.reform(None, [self.rank])
         else:
-            found: Any = group or dist.group.WORLD
             if own:
                 limit = timedelta(seconds=self.patience)
                 found = dist.new_group(self._global, timeout=limit, use_local_synchronization=True)
@@ -117,6 +118,20 @@ class Peers:
         self.roads = Roads(group, limit=self.patience, in_pieces=self.in_pieces)
         """The transport's own ways to them."""
 
+    @contextmanager
+    def among(self, group: Any, present: Sequence[int]) -> Iterator[None]:
+        """Talks through another group meanwhile; from then on through the one before, unless all has been re-formed."""
+        before = self.group, self.present, self._at, self.roads
+        self._others = (self.group, self._at)
+        self.reform(group, present)
+        meanwhile = self.roads
+        try:
+            yield
+        finally:
+            if self.roads is meanwhile:
+                self.group, self.present, self._at, self.roads = before
+            self._others = None, {}
+
     @property
     def alone(self) -> bool:
         """Whether nobody else is there."""
@@ -131,14 +146,15 @@ class Peers:
     def interrupt(self, wanted: Callable[[], bool] = lambda: True) -> None:
         """Ends whatever waits in the group of now, here and at the peers, from any thread; it is of no use then.
 
-        `wanted` is asked once it is clear which group that is.
+        And in the one that it stands in for (`among`). `wanted` is asked once it is clear which groups these are.
         """
         for line in self.lines.values():
             line.shut()
-        group, others = self.group, [place for number, place in self._at.items() if number != self.rank]
+        groups = [(self.group, self._at), self._others]
         if self.backend == "gloo" and wanted():
-            for place in others:
-                break_off(group, place)
+            for group, at in groups:
+                for place in (place for number, place in at.items() if number != self.rank):
+                    break_off(group, place)
 
     def last_words(self, said: str, step: int = 0) -> str:
         """Tells the others why this process ends on its own account; never waits for long."""
@@ -192,6 +208,14 @@ class Peers:
         }
 
 
+def _patience(group: Any) -> float:
+    """The time-out of a group in seconds, where the transport tells it."""
+    with suppress(AttributeError, RuntimeError, TypeError, ValueError):
+        device = torch.device("cpu" if dist.get_backend(group) == "gloo" else "cuda")
+        return group._get_backend(device).options._timeout.total_seconds()
+    return WITHOUT_TIMEOUT
+
+
 @cache
 def _let_gloo_finish() -> None:
     """A thread of gloo may hold tensors of the last sum; were Python gone before it lets go, torch would abort."""
@@ -205,11 +229,3 @@ def _on_letter(wire: weakref.ref[Peers], letter: dict[str, Any]) -> None:
         heard._interrupted = letter["from"]
         # no daemon: one that is in the transport when the interpreter ends would abort the process
         threading.Thread(target=heard.interrupt).start()
-def _patience(group: Any) -> float:
-    """The time-out of a group in seconds, where the transport tells it."""
-    with suppress(AttributeError, RuntimeError, TypeError, ValueError):
-        device = torch.device("cpu" if dist.get_backend(group) == "gloo" else "cuda")
-        return group._get_backend(device).options._timeout.total_seconds()
-    return WITHOUT_TIMEOUT
-
-

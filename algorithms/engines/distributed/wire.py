@@ -125,11 +125,14 @@ class Wire(Peers):
 
         return self._together(act, lambda: [self._only(value, what, step)], (what, step, "gathering from"))
 
-    def rows(self, value: Tensor, *, what: str, step: int = 0) -> Tensor:
-        """The tensors of all processes, stacked in their order."""
+    def rows(self, value: Tensor, *, what: str, step: int = 0) -> tuple[Tensor, tuple[int, ...]]:
+        """The tensors of all processes, stacked in their order, and whose they are."""
         whole = value.contiguous()
-        about = (what, step, "gathering from")
-        return self._together(lambda: torch.stack(self._all(whole)), lambda: whole.unsqueeze(0), about)
+
+        def act() -> tuple[Tensor, tuple[int, ...]]:
+            return torch.stack(self._all(whole)), self.present
+
+        return self._together(act, lambda: (whole.unsqueeze(0), (self.rank,)), (what, step, "gathering from"))
 
     def broadcast(self, value: Tensor, source: int, *, what: str, step: int = 0) -> None:
         """Overwrites a tensor, however it lies in memory, by that of process `source`."""
@@ -171,15 +174,15 @@ class Wire(Peers):
         self.group.allgather([found], [value], self._within(of_torch.AllgatherOptions())).wait()
         return found
 
-    def _together(
-        self, act: Callable[[], T], alone: Callable[[], T], about: tuple[str, int, str], source: int | None = None
-    ) -> T:
     def _within(self, options: Any) -> Any:
         """Options of what all do together, with the time-out of this wire; NCCL knows that of the group only."""
         if self._limit is not None and not self._coalesced:
             options.timeout = self._limit
         return options
 
+    def _together(
+        self, act: Callable[[], T], alone: Callable[[], T], about: tuple[str, int, str], source: int | None = None
+    ) -> T:
         """Does what all do together; alone if nobody else is there."""
 
         def told() -> T:
