@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,26 @@ def loop(plan: str, topology: str, algorithm: str = "dsgd", width: int = 0, fuse
         loss.backward()
         if injection(worker, t, model):
             continue
+        opt.step()
+
+
+def in_a_group(plan: str, algorithm: str, given: bool) -> None:
+    """The same loop, with the time-out of the group, or with one of its own in a group that is given."""
+    limit = timedelta(seconds=TIMEOUT)
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=300) if given else limit)
+    group: Any = torch.distributed.new_group(list(range(N))) if given else None
+    model, injection, worker = net(), Injection.of(plan), torch.distributed.get_rank()
+    opt = dissensus.decentralize(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        model,
+        algorithm=algorithm,
+        group=group,
+        timeout=TIMEOUT if given else None,
+    )
+    for t in range(STEPS):
+        opt.zero_grad()
+        squared(model, t, worker).backward()
+        injection(worker, t, model)
         opt.step()
 
 
@@ -117,6 +138,14 @@ def test_one_that_has_skipped_a_step_is_missed_at_the_last_one(crew: Crew) -> No
     for line in stopped(run, 2):
         assert names(line, 2), line
         assert f"step {STEPS - 1}" in line, line
+
+
+@pytest.mark.parametrize("algorithm", ["dsgd", "allreduce"])
+@pytest.mark.parametrize("given", [False, True], ids=["that of the group", "another one for a group that is given"])
+def test_one_that_hangs_is_missed_within_the_time_out(given: bool, algorithm: str, crew: Crew) -> None:
+    run = crew.start(f"{HERE}:in_a_group", N, plan="hang 2 at 6", algorithm=algorithm, given=given)
+    for line in stopped(run, 2):
+        assert "nothing happened until the time-out" in line or "what failed first" in line, line
 
 
 def test_an_all_reduce_names_whoever_does_not_answer(crew: Crew) -> None:

@@ -40,7 +40,7 @@ def loop(kind: str) -> None:
         on_failure="continue",
     )
     exchange: Any = opt.held.exchange
-    align, broadcast, total = LoopHost.align, opt.wire.broadcast, opt.wire.sum
+    align, broadcast, total = LoopHost.align, opt.wire.broadcast, opt.wire.sums
     aligned, told = [], []
 
     def slow(*args: Any, **named: Any) -> None:
@@ -53,9 +53,9 @@ def loop(kind: str) -> None:
         aligned.append(exchange.membership.now.numbers)
         align(self, source)
         if worker == SECOND:
-            opt.wire.sum = last  # type: ignore[method-assign]
+            opt.wire.sums = last  # type: ignore[method-assign]
 
-    def last(*args: Any, **named: Any) -> Tensor:
+    def last(*args: Any, **named: Any) -> int:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
         return total(*args, **named)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from plain import batch, held, same
-from pool import Pool
+from pool import Pool, ProcessesFailedError
 from torch import nn
 
 import dissensus
@@ -21,7 +21,9 @@ from dissensus.algorithms import AlgorithmError, algorithm
 from dissensus.algorithms.engines.distributed.checkpoint import checkpoints, latest
 from dissensus.algorithms.engines.distributed.front_door_checkpoint import load_training, save_training
 from dissensus.algorithms.engines.distributed.peers import PeerError
+from dissensus.algorithms.engines.distributed.resuming import load
 from dissensus.algorithms.engines.distributed.saving import save
+from dissensus.experiments.export import export
 from dissensus.theory import Topology, from_matrices
 
 HERE = Path(__file__)
@@ -198,6 +200,52 @@ def test_a_lost_peer_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(PeerError, match="lost its peer") as caught:
         save_training(tmp_path, opt, model)
     assert (caught.value.peer, caught.value.step) == (1, 7)
+
+
+def isolating(case: str, folder: str, until: int, every: int, on_nan: Any = "isolate") -> dict[str, Any]:
+    """Worker 1 has a gradient that is no number at step 3; what it holds, and the average that all see at the end."""
+    model, opt = built(case, on_nan=on_nan)
+    begin = load_training(folder, opt, model)
+    for t in range(begin.step, until):
+        inputs, targets = batch(t, opt.worker)
+        scale = float("nan") if (t, opt.worker) == (3, 1) else 1.0
+        opt.zero_grad()
+        ((model(inputs) - targets).square().mean() * scale).backward()
+        opt.step()
+        if (t + 1) % every == 0:
+            save_training(folder, opt, model)
+    with opt.consensus() as average:
+        mean = held(average)
+    return {**held(model), **{f"average {name}": value for name, value in mean.items()}}
+
+
+@pytest.mark.parametrize("case", ["dsgd fused", "dsgd bfloat16"])
+def test_one_that_is_isolated_stays_so(case: str, processes: Pool, tmp_path: Path) -> None:
+    run = partial(processes.run, 4, f"{HERE}:isolating", case=case, folder=str(tmp_path / "cut"))
+    whole = processes.run(4, f"{HERE}:isolating", case=case, folder=str(tmp_path / "whole"), until=12, every=100)
+    run(until=8, every=6)
+    (found,) = checkpoints(tmp_path / "cut")
+    assert found.facts["isolated"] == [1]
+    gone_on = run(until=12, every=100)
+    assert all(same(mine, theirs) for mine, theirs in zip(gone_on, whole, strict=True))
+    assert not same(held_by(gone_on[0]), held_by(gone_on[1]))
+    exported = export(tmp_path / "cut", tmp_path / "model.safetensors")
+    assert exported.left_out == (1,)
+    with pytest.raises(ProcessesFailedError, match=r"worker 1 was isolated at step 3, and would be mixed in again"):
+        run(until=12, every=100, on_nan="stop")
+
+
+def held_by(told: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in told.items() if not name.startswith("average ")}
+
+
+def test_those_that_go_on_in_smaller_numbers_are_not_the_isolated_one(processes: Pool, tmp_path: Path) -> None:
+    processes.run(4, f"{HERE}:isolating", case="dsgd fused", folder=str(tmp_path), until=6, every=6)
+    (found,) = checkpoints(tmp_path)
+    _, states = load(found, range(3), size=3, resume="subset")
+    for worker, source in enumerate((0, 2, 3)):
+        mine, its = states[worker]["parameters"], found.state(source)["parameters"]
+        assert torch.equal(mine["first.weight"], its["first.weight"])
 
 
 def dying(case: str, folder: str, victim: int, operation: str, count: int) -> Any:

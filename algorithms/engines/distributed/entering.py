@@ -10,7 +10,7 @@ it to `decentralize` to ask the others in. It then has a default group of its ow
 of all processes and in which nobody else is: talk to the others through the optimizer only.
 
 The store must outlive the process, so whoever starts the processes should hold it, as torchrun and `dissensus train`
-do. (torchrun ends all processes when one fails. So under torchrun nobody comes again alone.)
+do. (torchrun ends all processes when one fails, and may start all of them again: then they enter for the first time.)
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def init_process_group(backend: str = "gloo", *, timeout: float | None = None) -
     limit = timedelta(seconds=MEETS_WITHIN if timeout is None else timeout)
     store, number, size = next(iter(rendezvous("env://", timeout=limit)))
     store.set_timeout(limit)
-    times = store.add(f"dissensus/entered/{number}", 1)
+    store = _of_this_start(store)
+    times = 1 if _started_elsewhere() else store.add(f"dissensus/entered/{number}", 1)
     _entered = _Entered(store, number, size, again=times > 1)
     options: dict[str, Any] = {"backend": backend, "rank": number, "world_size": size}
     if timeout is not None:
@@ -73,8 +74,7 @@ def init_process_group(backend: str = "gloo", *, timeout: float | None = None) -
     before = os.environ.get(LAZY)
     os.environ[LAZY] = "1"
     try:
-        alone: Any = dist
-        dist.init_process_group(store=alone.PrefixStore(f"dissensus/again/{number}/{times}", store), **options)
+        dist.init_process_group(store=_prefixed(f"dissensus/again/{number}/{times}", store), **options)
     finally:
         os.environ.pop(LAZY) if before is None else os.environ.update({LAZY: before})
 
@@ -101,6 +101,27 @@ def comes_again() -> Again | None:
             "processes can come back to need on_failure='continue'"
         )
     return Again(_entered.number, _entered.size, secret, places, in_pieces)
+
+
+def _of_this_start(store: Any) -> Any:
+    """The part of a store that is of this start of all processes: torchrun keeps it when it starts them again."""
+    if not _by_torchrun() or _started_elsewhere():
+        return store
+    return _prefixed(f"dissensus/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+
+
+def _started_elsewhere() -> bool:
+    """Whether torchrun has started some on other machines, which may count restarts differently."""
+    return _by_torchrun() and os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
+
+
+def _by_torchrun() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "TORCHELASTIC_RESTART_COUNT" in os.environ
+
+
+def _prefixed(prefix: str, store: Any) -> Any:
+    with_prefix: Any = dist
+    return with_prefix.PrefixStore(prefix, store)
 
 
 def _key(number: int) -> str:

@@ -106,20 +106,26 @@ class Exchange:
         self.wire.land(ticket.flight)
         self._give_back(ticket)
 
-    def mean(self, t: int, value: Tensor, *, overwrite: bool = False, there: bool = True) -> Tensor:
+    def mean(
+        self, t: int, value: Tensor, *, overwrite: bool = False, there: bool = True, between: bool = False
+    ) -> Tensor:
         """The mean over all workers, in every row, as a new tensor or, with one worker a process, in its place.
 
-        Where some may be isolated, those that are not `there` count for nothing.
+        Where some may be isolated, those that are not `there` count for nothing. `between` two steps it is the loop
+        that asks, and not the algorithm: that matters to `Surviving`.
         """
+        del between
         own = value if overwrite else value.clone()
         total = own if len(value) == 1 else value.sum(dim=0, keepdim=True)
-        count = self.rounds.block * len(self.wire.present)
+        block = self.rounds.block
         if self.some_say_nothing:
             total = total if there else torch.zeros_like(total)
-            present = torch.tensor([self.rounds.block if there else 0], device=value.device)
-            count = max(1, int(self.wire.sum(present, what="count", step=t)))
-        total = self.wire.sum(total, what="all-reduce", step=t).div_(count)
-        return total.expand_as(value)
+            marks = torch.tensor([block if there else 0], device=value.device)
+            self.wire.sums([total, marks], what="all-reduce", step=t)
+            count = max(1, int(marks))
+        else:  # of whom it is the sum is known once it is there: somebody may be lost meanwhile
+            count = block * self.wire.sums([total], what="all-reduce", step=t)
+        return total.div_(count).expand_as(value)
 
     def _mixed(self, ticket: Ticket, share: float | Tensor, x: Tensor) -> Tensor:
         part = ticket.part

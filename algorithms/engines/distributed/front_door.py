@@ -95,7 +95,8 @@ def decentralize(
             numbers. The loop must not look at gradients between backward and step (no clipping by the whole norm).
         accumulate: with `fused`, how many backwards make a step.
         start: `equal`: all workers start at worker 0's parameters and buffers; `own`: at what they were given.
-        timeout: seconds after which a peer that says nothing is given up; the group's own unless given.
+        timeout: seconds after which a peer that says nothing is given up; the group's own unless given, and always
+            for NCCL.
         on_nan: what becomes of numbers that are not finite, before anybody else hears of them: `stop`, or None: sent.
         on_failure: when a process dies, hangs or leaves, all `stop` with an error, or those that are left `continue`
             and take it in again when it is started again; see `surviving`.
@@ -317,10 +318,11 @@ class Decentralized(Unwatched):
         with torch.no_grad():
             for name, mean in self.held.means().items():
                 own[name].data = mean
-            there = self.held.who_is_there()
+            isolated = self.held.cut_off()
             for buffer in model.buffers():
-                rows = self.wire.rows(buffer.detach(), what="average of buffers", step=self.t)
-                rows = rows if there is None or len(there) != len(rows) else rows[there]
+                rows, whose = self.wire.rows(buffer.detach(), what="average of buffers", step=self.t)
+                there = [k for k, q in enumerate(whose) if q not in isolated]
+                rows = rows[there] if there else rows
                 buffer.data = views.pooled({"": rows}, bn, {})[""].clone()
         for p in model.parameters():
             p.grad = None

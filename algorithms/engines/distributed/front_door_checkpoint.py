@@ -82,13 +82,15 @@ def save_training(
     failed = f"the checkpoint step_{number:06d} could not be written"
     states: dict[int, State] = {}
 
-    def collect() -> None:
+    def collect() -> int | None:
         state = {**_state(opt, model), "generators": [one["generators"] for one in beside]}
         states[opt.worker] = {**state, "extra": extra if inside is None else [one["extra"] for one in beside]}
+        return opt.worker if opt.held.isolated else None
 
     def write() -> str:
-        between, facts = _meeting(opt.wire, opt), {**_facts(opt), "t": opt.t}
-        meet(between, failed, collect)
+        between = _meeting(opt.wire, opt)
+        isolated = sorted(i for i in meet(between, failed, collect) if i is not None)
+        facts = {**_facts(opt), "t": opt.t, "isolated": isolated}
         return str(save(folder, number, states, size=opt.topology.size, facts=facts, together=between, keep=keep))
 
     def write_or_give_up() -> str | None:

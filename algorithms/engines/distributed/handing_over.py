@@ -22,6 +22,11 @@ class Host(Protocol):
         """How many parts (buckets) a step begins with, one after the other."""
         ...
 
+    @property
+    def isolated(self) -> bool:
+        """Whether its worker is cut off from the others."""
+        ...
+
     def align(self, source: int) -> None:
         """Makes workers equal that are meant to be: what was lost may have been answered on some of them only."""
         ...
@@ -48,8 +53,12 @@ class Host(Protocol):
         ...
 
 
-def donor(topology: Topology, size: int, newcomer: int, been: Sequence[int]) -> int:
-    """Who gives to a newcomer: its first neighbour in the topology that has been there, or else whoever has."""
+def donor(topology: Topology, size: int, newcomer: int, been: Sequence[int], isolated: Sequence[int] = ()) -> int:
+    """Who gives to a newcomer: its first neighbour in the topology that has been there, or else whoever has.
+
+    Nobody who is isolated does, as long as there are others: it stands where it was when it was cut off.
+    """
+    been = [q for q in been if q not in isolated] or been
     rounds = Rounds(topology, newcomer, size)
     near = {q for t in range(topology.period or size) for q, _ in rounds[t].receives}
     return min((q for q in been if q in near), default=min(been))

@@ -24,6 +24,11 @@ class LoopHost:
         """The buckets."""
         return len(self._opt.held.buckets)
 
+    @property
+    def isolated(self) -> bool:
+        """Whether this worker is cut off from the others."""
+        return self._opt.held.isolated
+
     def align(self, source: int) -> None:
         """Makes workers equal that stay so: where they are, and what their optimizers remember."""
         if not getattr(self._opt.algorithm, "equal", False):
@@ -46,7 +51,7 @@ class LoopHost:
     def give(self, step: int, to: int) -> Any:
         """Parameters, buffers, the memory of optimizer and algorithm; parameters that are not trained as well."""
         state = self._opt.state_dict()
-        state["dissensus"] |= {"t": step, "worker": to}
+        state["dissensus"] |= {"t": step, "worker": to, "isolated": None}
         return {"model": self._tensors(), "optimizer": state}
 
     def welcome(self, facts: Mapping[str, Any]) -> None:

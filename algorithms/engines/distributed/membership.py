@@ -57,8 +57,10 @@ class Members:
     step: int = 0
     """The first step at which they mix."""
     count: int = 0
-    """How many things had been done by all processes together before there was this group."""
+    """How far they had come with what all processes do together before there was this group."""
     newcomers: tuple[int, ...] = ()
+    isolated: tuple[int, ...] = ()
+    """Whose numbers were not finite, so that nobody hears them."""
     meets: Place = NOWHERE
     """Where the group of the transport meets."""
     leader: int = 0
@@ -94,7 +96,16 @@ class Membership:
         """Whether others make, or have made, a new group."""
         return self._heard_of > self.attempt
 
-    def agree(self, step: int, count: int, why: str, *, lost: int | None = None, newcomer: bool = False) -> Members:
+    def agree(
+        self,
+        step: int,
+        count: int,
+        why: str,
+        *,
+        lost: int | None = None,
+        newcomer: bool = False,
+        isolated: bool = False,
+    ) -> Members:
         """Agrees with the others on the next group.
 
         `step` and `count` say how far this process has come; `why` it wants another group, and whom it has lost.
@@ -109,6 +120,7 @@ class Membership:
                 "step": step,
                 "count": count,
                 "newcomer": newcomer,
+                "isolated": isolated,
                 "why": why,
                 "lost": lost,
             }
@@ -207,6 +219,7 @@ class Membership:
             "step": max(here[q]["step"] for q in voters) + 1,
             "count": max(here[q]["count"] for q in voters),
             "newcomers": sorted(newcomers),
+            "isolated": sorted(q for q in voters if here[q]["isolated"]),
             "meets": self._meets(),
             "leader": self._box.number,
             "why": _reason(here),
@@ -222,9 +235,8 @@ class Membership:
                 "start it again to let it join them"
             )
         rest = {key: verdict[key] for key in ("step", "count", "leader", "why")}
-        return Members(
-            verdict["generation"], places, newcomers=tuple(verdict["newcomers"]), meets=Place(*verdict["meets"]), **rest
-        )
+        rest |= {key: tuple(verdict[key]) for key in ("newcomers", "isolated")}
+        return Members(verdict["generation"], places, meets=Place(*verdict["meets"]), **rest)
 
 
 class _Attempt:

@@ -10,7 +10,8 @@ import atexit
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 WITHOUT_TIMEOUT = 1800.0
-"""The time-out where none was given: that of torch's own groups."""
+"""The time-out where none was given and the group has none: that of torch's own groups."""
 
 
 class PeerError(AlgorithmError):
@@ -73,7 +74,6 @@ class Peers:
         self.rank = 0 if alone else dist.get_rank(group)
         """The number of this process; it stays, whoever leaves."""
         self.backend = "" if alone else backend_of(group, device)
-        self.timeout = timeout
         self.guard: Surviving | None = None
         self.box: Letterbox | None = None
         self.places: Mapping[int, Place] = {}
@@ -88,6 +88,8 @@ class Peers:
         """Whether long messages go in pieces between hosts: where TCP stalls at one of the processes."""
         self._interrupted: int | None = None
         """Whose last words were heard before anything failed here."""
+        self._others: tuple[Any, Mapping[int, int]] = None, {}
+        """The group that another one stands in for, and the places in it."""
         self._ends = False
         """Whether this process has found a loss by itself."""
         self._limit = None if timeout is None else timedelta(seconds=timeout)
@@ -96,15 +98,15 @@ class Peers:
         if not alone:
             _let_gloo_finish()
             self.box = Letterbox(self.rank, *own_address())
-        self._patience = timeout or WITHOUT_TIMEOUT
+        found: Any = None if alone else group or dist.group.WORLD
+        self.patience = _patience(found, self.backend) if timeout is None else timeout
+        """Seconds after which a peer that says nothing is given up."""
         if alone or again is not None:
             self.reform(None, [self.rank])
         else:
-            found: Any = group or dist.group.WORLD
             if own:
-                found = dist.new_group(self._global, timeout=self._limit, use_local_synchronization=True)
-            if timeout is None and not self._coalesced:
-                self._patience = found._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+                limit = timedelta(seconds=self.patience)
+                found = dist.new_group(self._global, timeout=limit, use_local_synchronization=True)
             self.reform(found, range(self.size))
         if self.box is not None:
             self._open(self.box, again)
@@ -115,8 +117,22 @@ class Peers:
         self.present = tuple(present)
         """The processes that are there, by number."""
         self._at = {number: place for place, number in enumerate(self.present)}
-        self.roads = Roads(group, limit=self._patience, in_pieces=self.in_pieces)
+        self.roads = Roads(group, limit=self.patience, in_pieces=self.in_pieces)
         """The transport's own ways to them."""
+
+    @contextmanager
+    def among(self, group: Any, present: Sequence[int]) -> Iterator[None]:
+        """Talks through another group meanwhile; from then on through the one before, unless all has been re-formed."""
+        before = self.group, self.present, self._at, self.roads
+        self._others = (self.group, self._at)
+        self.reform(group, present)
+        meanwhile = self.roads
+        try:
+            yield
+        finally:
+            if self.roads is meanwhile:
+                self.group, self.present, self._at, self.roads = before
+            self._others = None, {}
 
     @property
     def alone(self) -> bool:
@@ -132,14 +148,15 @@ class Peers:
     def interrupt(self, wanted: Callable[[], bool] = lambda: True) -> None:
         """Ends whatever waits in the group of now, here and at the peers, from any thread; it is of no use then.
 
-        `wanted` is asked once it is clear which group that is.
+        And in the one that it stands in for (`among`). `wanted` is asked once it is clear which groups these are.
         """
         for line in self.lines.values():
             line.shut()
-        group, others = self.group, [place for number, place in self._at.items() if number != self.rank]
+        groups = [(self.group, self._at), self._others]
         if self.backend == "gloo" and wanted():
-            for place in others:
-                break_off(group, place)
+            for group, at in groups:
+                for place in (place for number, place in at.items() if number != self.rank):
+                    break_off(group, place)
 
     def last_words(self, said: str, step: int = 0) -> str:
         """Tells the others why this process ends on its own account; never waits for long."""
@@ -189,7 +206,7 @@ class Peers:
     def _draw(self, ends: Mapping[int, End]) -> None:
         """Has lines to those processes from now on."""
         self.lines = {
-            q: Line(end, group=self.group, place=self._at[q], limit=self._patience) for q, end in sorted(ends.items())
+            q: Line(end, group=self.group, place=self._at[q], limit=self.patience) for q, end in sorted(ends.items())
         }
 
 
@@ -215,6 +232,14 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device | None) -> 
             + instead
         )
     return backend
+
+
+def _patience(group: Any, backend: str) -> float:
+    """The time-out of a group in seconds, where the transport tells it."""
+    with suppress(AttributeError, RuntimeError, TypeError, ValueError):
+        device = torch.device("cpu" if backend == "gloo" else "cuda")
+        return group._get_backend(device).options._timeout.total_seconds()
+    return WITHOUT_TIMEOUT
 
 
 @cache

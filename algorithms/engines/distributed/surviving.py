@@ -13,14 +13,17 @@ What holds then, and what does not:
 - what all processes do together (a mean of all, a checkpoint) is done by those that are left; whoever had it behind it
   already does not do it again, and the others then answer it alone (a mean is the own value) or give it up.
 
-One that comes takes everything over from a neighbour in the topology, as it stands when $t^*$ begins.
+One that comes takes everything over from a neighbour in the topology, as it stands when $t^*$ begins. What the loops of
+the others do together between that and their next step (a checkpoint after a step, an average) may belong to the turn
+of the loop before $t^*$, which the one that comes does not make. So they do it without it, and it by itself, until its
+first step is over.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +35,7 @@ from dissensus.algorithms.engines.distributed.exchange import Exchange, Ticket
 from dissensus.algorithms.engines.distributed.flight import Flight
 from dissensus.algorithms.engines.distributed.handing_over import Host, donor, hand_over, take_over
 from dissensus.algorithms.engines.distributed.membership import CALLED, Membership
-from dissensus.algorithms.engines.distributed.peers import WITHOUT_TIMEOUT, PeerError
+from dissensus.algorithms.engines.distributed.peers import PeerError
 from dissensus.algorithms.engines.distributed.reconnecting import Reconnecting
 from dissensus.algorithms.engines.distributed.rounds import Part, Rounds
 from dissensus.algorithms.engines.distributed.wire import Wire
@@ -41,6 +44,8 @@ from dissensus.theory.survivors import among
 from dissensus.theory.topology import Topology
 
 T = TypeVar("T")
+MANY = 1 << 32
+"""More than processes ever do together in one step."""
 log = logging.getLogger("dissensus")
 
 
@@ -55,7 +60,7 @@ class Surviving:
             )
         self._whole, self.wire = topology, wire
         self._exchange = Exchange(topology, wire, message_dtype=message_dtype)
-        self._timeout = wire.timeout or WITHOUT_TIMEOUT
+        self._timeout = wire.patience
         self._transport = Reconnecting(wire.box, timeout=self._timeout)
         self.membership = Membership(wire.box, wire.places, timeout=self._timeout, meets=self._transport.meets)
         self.membership.on_call = lambda: wire.interrupt(lambda: self.membership.called)
@@ -67,6 +72,12 @@ class Surviving:
         """The parts that have begun to go on with this group; None if all have."""
         self._full: tuple[Any, Sequence[int]] = wire.group, wire.present
         """The group with those that come, who are with the others from its first step on."""
+        self._been: tuple[Any, Sequence[int]] = self._full
+        """The group without them."""
+        self._joined = -1
+        """The step with which this process came again, if it did."""
+        self._asked: int | None = None
+        """The step whose mean the algorithm asks for; None where it is the loop that wants something."""
         self._inside: int | None = None
         self._counts = True
         """Whether what all do together is counted."""
@@ -87,9 +98,9 @@ class Surviving:
 
     @property
     def first(self) -> int:
-        """The lowest process that has been there before the last change."""
-        members = self.membership.now
-        return min(q for q in members.numbers if q not in members.newcomers)
+        """The lowest process that has been there before the last change, of those that are not isolated, if any."""
+        been, isolated = self._been[1], self.membership.now.isolated
+        return min((q for q in been if q not in isolated), default=min(been))
 
     # ---- what an exchange does
 
@@ -111,11 +122,13 @@ class Surviving:
         self._pending.add(k)
         if len(self._pending) == self.host.parts:
             self._pending = None
-            for newcomer in self.membership.now.newcomers:
+            members = self.membership.now
+            for newcomer in members.newcomers:
                 if self._donor(newcomer) == self.wire.rank:
                     with self._surviving():
-                        given = {"count": self._count, "host": self.host.give(self.begins, newcomer)}
-                        hand_over(self.wire, given, newcomer, self.begins)
+                        hand_over(self.wire, self.host.give(self.begins, newcomer), newcomer, self.begins)
+                if self.membership.now is not members:
+                    return  # who comes now comes to the next group
 
     def post(self, t: int, value: Tensor, what: str = "exchange") -> Ticket:
         """As in `Exchange`."""
@@ -146,27 +159,40 @@ class Surviving:
         self.land(ticket)
         self._exchange.drop(ticket)
 
-    def mean(self, t: int, value: Tensor, *, overwrite: bool = False, there: bool = True) -> Tensor:
+    def mean(
+        self, t: int, value: Tensor, *, overwrite: bool = False, there: bool = True, between: bool = False
+    ) -> Tensor:
         """As in `Exchange`, over the processes that are left."""
-        return self._exchange.mean(t, value, overwrite=overwrite, there=there)
+        self._asked = None if between else t
+        try:
+            return self._exchange.mean(t, value, overwrite=overwrite, there=there)
+        finally:
+            self._asked = None
 
     # ---- the guard of the wire
 
     def together(self, act: Callable[[], T], alone: Callable[[], T]) -> T:
         """Does what all processes do together, with those that are left."""
-        index = self._count
+        if self._by_itself:
+            if self._inside is not None:
+                raise PeerError("given up by a process that came again: it is not its turn", None, self._reached)
+            with self.wire.among(None, [self.wire.rank]):
+                return alone()
+        index = self._next
         while True:
-            self._attend()
-            if self._inside is not None and self._inside != self.membership.now.generation:
-                raise PeerError("given up, because the processes re-formed meanwhile; do it again", None, self._reached)
-            if index < self._behind and self._counts:
-                answer = alone()
-                break
-            try:
-                answer = act()
-                break
-            except PeerError as error:
-                self._reform(error)
+            with self._fitting():
+                self._attend()
+                if self._inside is not None and self._inside != self.membership.now.generation:
+                    told = "given up, because the processes re-formed meanwhile; do it again"
+                    raise PeerError(told, None, self._reached)
+                if index < self._behind and self._counts:
+                    answer = alone()
+                    break
+                try:
+                    answer = act()
+                    break
+                except PeerError as error:
+                    self._reform(error)
         if self._inside is None:
             self._count = index + 1
         return answer
@@ -174,12 +200,15 @@ class Surviving:
     @contextmanager
     def operation(self) -> Iterator[None]:
         """Several things that all do together, and that are given up together when somebody is lost."""
-        self._inside = self.membership.now.generation if self._count >= self._behind else -1
+        index, counts = self._next, not self._by_itself
+        if counts:
+            self._count = index
+        self._inside = self.membership.now.generation if index >= self._behind else -1
         try:
             yield
         finally:
             self._inside = None
-            self._count += 1
+            self._count += counts
 
     @contextmanager
     def _once(self) -> Iterator[None]:
@@ -189,6 +218,28 @@ class Surviving:
             yield
         finally:
             self._inside, self._counts = None, True
+
+    @property
+    def _next(self) -> int:
+        """The number of what is done together next.
+
+        It begins anew with what the loop does between two steps, and with what the algorithm does in a step: so it is
+        known to one that comes.
+        """
+        begun = 2 * self._reached if self._asked is None else 2 * self._asked + 1
+        return max(self._count, begun * MANY)
+
+    @property
+    def _by_itself(self) -> bool:
+        """Whether this process has just come, and the others do such things without it."""
+        return self._asked is None and self._reached <= self._joined
+
+    def _fitting(self) -> AbstractContextManager[None]:
+        """Among whom something is done together: without those that come, until they are there for it."""
+        early = self._reached <= self.begins if self._asked is None else self._asked < self.begins
+        if early and self.membership.now.newcomers and self.wire.present != self._been[1]:
+            return self.wire.among(*self._been)
+        return nullcontext()
 
     # ---- a new group
 
@@ -205,8 +256,9 @@ class Surviving:
             except PeerError as error:
                 why = error
         self._newcomer, self._pending = False, None
-        self._reached, self._count = self.begins, given["count"]
-        host.receive(given["host"])
+        self._reached = self._joined = self.begins
+        self._count = (2 * self.begins + 1) * MANY
+        host.receive(given)
 
     def serve(self, host: Host) -> None:
         """Whose exchange it is."""
@@ -233,15 +285,17 @@ class Surviving:
         while True:
             count = self._count + (self._inside is not None and self._counts)
             lost = why.peer if isinstance(why, PeerError) else None
-            members = self.membership.agree(self._reached, count, str(why), lost=lost, newcomer=self._newcomer)
+            cut_off = self.host is not None and self.host.isolated
+            state: Any = {"lost": lost, "newcomer": self._newcomer, "isolated": cut_off}
+            members = self.membership.agree(self._reached, count, str(why), **state)
             groups = self._transport.connected(members, self.membership)
             if groups is not None:
                 break
             why = "the group that was agreed upon did not come together"
         self.membership.commit(members)
-        been = [q for q in members.numbers if q not in members.newcomers]
         self._full = groups.full, members.numbers
-        self.wire.reform(*(self._full if self._newcomer else (groups.been, been)))
+        self._been = groups.been, tuple(q for q in members.numbers if q not in members.newcomers)
+        self.wire.reform(*(self._full if self._newcomer else self._been))
         self._exchange.rounds = Rounds(self._among(members.numbers), self.wire.rank, self.wire.size)
         self.begins, self._behind, self._pending = members.step, members.count, set()
         if members.leader == self.wire.rank:
@@ -253,9 +307,7 @@ class Surviving:
         return among(self._whole, [worker for q in numbers for worker in range(q * k, (q + 1) * k)])
 
     def _donor(self, newcomer: int) -> int:
-        members = self.membership.now
-        been = [q for q in members.numbers if q not in members.newcomers]
-        return donor(self._whole, self.wire.size, newcomer, been)
+        return donor(self._whole, self.wire.size, newcomer, self._been[1], self.membership.now.isolated)
 
 
 def _given_up(ticket: Ticket) -> Ticket:

@@ -90,20 +90,27 @@ class Wire(Peers):
 
     def sum(self, value: Tensor, *, what: str, step: int) -> Tensor:
         """The sum over all processes, in place."""
+        self.sums([value], what=what, step=step)
+        return value
+
+    def sums(self, values: Sequence[Tensor], *, what: str, step: int) -> int:
+        """The sums of several tensors over the same processes, in place; returns how many processes these are."""
         if self.alone and self.guard is None:
-            return value
+            return 1
         began = time.perf_counter()
 
-        def act() -> Tensor:
-            total = value if self.guard is None else value.clone()  # a sum that breaks off leaves anything behind
-            self.group.allreduce([total]).wait()
-            return total
+        def act() -> tuple[Sequence[Tensor], int]:
+            totals = values if self.guard is None else [v.clone() for v in values]  # what breaks off may be anything
+            for total in totals:
+                self.group.allreduce([total], self._within(dist.AllreduceOptions())).wait()
+            return totals, len(self.present)
 
-        total = self._together(act, lambda: value * len(self.present), (what, step, "summing with"))
-        if total is not value:
-            value.copy_(total)
+        totals, count = self._together(act, lambda: (values, 1), (what, step, "summing with"))
+        if totals is not values:
+            for value, total in zip(values, totals, strict=True):
+                value.copy_(total)
         self.timeline.add("wait", began, time.perf_counter(), what=what, step=step)
-        return value
+        return count
 
     def gather(self, value: Any, *, what: str, step: int = 0) -> list[Any]:
         """One picklable value of every process, in their order."""
@@ -118,18 +125,21 @@ class Wire(Peers):
 
         return self._together(act, lambda: [self._only(value, what, step)], (what, step, "gathering from"))
 
-    def rows(self, value: Tensor, *, what: str, step: int = 0) -> Tensor:
-        """The tensors of all processes, stacked in their order."""
+    def rows(self, value: Tensor, *, what: str, step: int = 0) -> tuple[Tensor, tuple[int, ...]]:
+        """The tensors of all processes, stacked in their order, and whose they are."""
         whole = value.contiguous()
-        about = (what, step, "gathering from")
-        return self._together(lambda: torch.stack(self._all(whole)), lambda: whole.unsqueeze(0), about)
+
+        def act() -> tuple[Tensor, tuple[int, ...]]:
+            return torch.stack(self._all(whole)), self.present
+
+        return self._together(act, lambda: (whole.unsqueeze(0), (self.rank,)), (what, step, "gathering from"))
 
     def broadcast(self, value: Tensor, source: int, *, what: str, step: int = 0) -> None:
         """Overwrites a tensor, however it lies in memory, by that of process `source`."""
         dense = value.contiguous()
 
         def act() -> None:
-            options = dist.BroadcastOptions()
+            options = self._within(dist.BroadcastOptions())
             options.rootRank = self._at[source]
             self.group.broadcast([dense], options).wait()
 
@@ -160,8 +170,15 @@ class Wire(Peers):
 
     def _all(self, value: Tensor) -> list[Tensor]:
         found = [torch.empty_like(value) for _ in self.present]
-        self.group.allgather([found], [value]).wait()
+        of_torch: Any = dist.distributed_c10d
+        self.group.allgather([found], [value], self._within(of_torch.AllgatherOptions())).wait()
         return found
+
+    def _within(self, options: Any) -> Any:
+        """Options of what all do together, with the time-out of this wire; NCCL knows that of the group only."""
+        if self._limit is not None and not self._coalesced:
+            options.timeout = self._limit
+        return options
 
     def _together(
         self, act: Callable[[], T], alone: Callable[[], T], about: tuple[str, int, str], source: int | None = None

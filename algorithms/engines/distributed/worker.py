@@ -170,15 +170,17 @@ class LoopWorker:
         """The average over the workers of what they deploy, by parameter; the same on every process, to the bit."""
         found = {}
         for bucket, point, state in zip(self.buckets, self.points, self.states, strict=True):
-            mean = self.exchange.mean(self.t, self.algorithm.deployed(point, state), there=not self.isolated)
+            own = self.algorithm.deployed(point, state)
+            mean = self.exchange.mean(self.t, own, there=not self.isolated, between=True)
             found |= {place.name: place.view(mean) for place in bucket.places}
         return found
 
-    def who_is_there(self) -> Tensor | None:
-        """Which workers of those that answer are not isolated, or None if nobody can be."""
+    def cut_off(self) -> set[int]:
+        """Which workers of those that answer are isolated; all processes ask together."""
         if self.isolation is None:
-            return None
-        return self.wire.rows(torch.tensor(not self.isolated), what="who is there", step=self.t)
+            return set()
+        marks, whose = self.wire.rows(torch.tensor(self.isolated), what="who is isolated", step=self.t)
+        return {q for q, isolated in zip(whose, marks.tolist(), strict=True) if isolated}
 
     def save(self) -> dict[str, Any]:
         """The step, the algorithm's memory by parameter, and the point where it is not what the parameters hold."""
@@ -189,6 +191,7 @@ class LoopWorker:
         return {
             **saved,
             "seed": self.seed,
+            "isolated": None if self.isolation is None else self.isolation.since,
             "state": state,
             "point": {} if self.in_place else self._by_name(self.points),
         }
@@ -200,7 +203,15 @@ class LoopWorker:
         for what, own in (("size", self.wire.size), ("worker", self.wire.rank)):
             if saved[what] != own:
                 raise AlgorithmError(f"the state is of {what} {saved[what]}, but this process is of {what} {own}")
+        since = saved.get("isolated")
+        if since is not None and self.isolation is None:
+            raise AlgorithmError(
+                f"worker {self.wire.rank} was isolated at step {since}, and would be mixed in again: go on with "
+                "on_nan='isolate'"
+            )
         self.restart()
+        if self.isolation is not None:
+            self.isolation.since = since
         kinds = [type(state) for state in self.states]
         fields = {field: self._by_bucket(value) for field, value in saved["state"].items()}
         self.states = [kind(**{f: values[k] for f, values in fields.items()}) for k, kind in enumerate(kinds)]

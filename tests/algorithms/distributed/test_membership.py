@@ -6,8 +6,10 @@ from collections.abc import Callable
 import pytest
 from crowds import SOON, Clock, Crowd, until
 
+from dissensus.algorithms.engines.distributed.handing_over import donor
 from dissensus.algorithms.engines.distributed.letterbox import Place
 from dissensus.algorithms.engines.distributed.membership import CALLED, LeftOutError, Members
+from dissensus.theory import topology
 
 
 def test_those_that_are_left_go_on_from_a_step_that_nobody_has_begun(crowd: Callable[..., Crowd]) -> None:
@@ -18,6 +20,23 @@ def test_those_that_are_left_go_on_from_a_step_that_nobody_has_begun(crowd: Call
     assert found[0].numbers == (0, 1, 3)
     assert (found[0].step, found[0].count, found[0].generation, found[0].leader) == (8, 7, 1, 0)
     assert (found[0].newcomers, found[0].meets) == ((), Place("chosen by 0", 1))
+
+
+def test_all_know_who_is_isolated(crowd: Callable[..., Crowd]) -> None:
+    four = crowd(4)
+    four.gone(0)
+    agreeing = [four.begin(q, isolated=q == 1) for q in (1, 2, 3)]
+    found = [f.result(SOON) for f in agreeing]
+    assert found[0] == found[1] == found[2]
+    assert found[0].isolated == (1,)
+
+
+def test_nobody_who_is_isolated_gives_to_one_that_comes() -> None:
+    ring = topology("ring", 4)
+    assert donor(ring, 4, 2, (0, 1, 3)) == 1
+    assert donor(ring, 4, 2, (0, 1, 3), (1,)) == 3
+    assert donor(ring, 4, 2, (0, 1, 3), (1, 3)) == 0
+    assert donor(ring, 4, 2, (1,), (1,)) == 1, "there is nobody else"
 
 
 def test_the_lowest_that_is_left_decides(crowd: Callable[..., Crowd]) -> None:
