@@ -81,7 +81,7 @@ class Wire(Peers):
             flight.watched.wait()
             if flight.error is not None:
                 raise flight.error
-        else:
+        if flight.watched is None or self._coalesced:  # NCCL makes the stream of the thread wait that asks
             self._land(flight)
         flight.landed = True
         flight.works.clear()
@@ -121,8 +121,9 @@ class Wire(Peers):
     def rows(self, value: Tensor, *, what: str, step: int = 0) -> Tensor:
         """The tensors of all processes, stacked in their order."""
         whole = value.contiguous()
+        sent = whole.to(self._device) if self._coalesced else whole  # NCCL knows no tensors of the CPU
         about = (what, step, "gathering from")
-        return self._together(lambda: torch.stack(self._all(whole)), lambda: whole.unsqueeze(0), about)
+        return self._together(lambda: torch.stack(self._all(sent)).to(whole.device), lambda: whole.unsqueeze(0), about)
 
     def broadcast(self, value: Tensor, source: int, *, what: str, step: int = 0) -> None:
         """Overwrites a tensor, however it lies in memory, by that of process `source`."""
