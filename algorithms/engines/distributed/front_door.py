@@ -288,18 +288,29 @@ class Decentralized(Unwatched):
 
         The parameters are the model's, and what is under way is made from them again: save both between two steps.
         """
-        return {**self.inner.state_dict(), "dissensus": self.held.save()}
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = {**self.inner.state_dict(), "dissensus": self.held.save()}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, state)
+            state = state if changed is None else changed
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict()`: load the model's parameters as well, in either order."""
-        inner = {key: value for key, value in state_dict.items() if key != "dissensus"}
-        if "dissensus" not in state_dict:
+        state = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state)
+            state = state if changed is None else changed
+        if "dissensus" not in state:
             raise AlgorithmError(
                 "the state is one of a plain optimizer (no 'dissensus' in it): load it before wrapping"
             )
-        self.held.load(state_dict["dissensus"])
-        self.inner.load_state_dict(inner)
+        self.held.load(state["dissensus"])
+        self.inner.load_state_dict({key: value for key, value in state.items() if key != "dissensus"})
         self._share_with_inner()
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     @contextmanager
     def consensus(self, bn: Literal["average", "local"] = "average") -> Iterator[nn.Module]:
