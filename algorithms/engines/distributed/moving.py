@@ -128,7 +128,7 @@ class LoopLocal:
         """One step of the inner optimizer from `x` along `g`."""
         worker, k = self._worker, self._k
         bucket = worker.buckets[k]
-        if worker.stays:
+        if worker.stays(k):
             return x
         worker.moved.add(k)
         began = time.perf_counter()
