@@ -1,7 +1,9 @@
 """What may be changed between two steps: what is trained, groups, the weights themselves and where they lie."""
 
+import copy
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 import torch.distributed as dist
 from plain import Copies, decentralized, distance, held, momentum, net, same, squared, train
 from pool import Pool
+from swept import schedule_of
 from torch import Tensor, nn
+from variants import Branches, branched
 
 import dissensus
 from dissensus.algorithms import AlgorithmError, algorithm
@@ -130,6 +134,100 @@ def late(way: str) -> dict[str, Tensor]:
 def test_a_layer_may_be_thawed_between_forward_and_step(way: str, processes: Pool) -> None:
     """Nobody has moved it yet, and it is the same everywhere: whether it is mixed already makes no difference."""
     assert distance(processes.run(4, f"{HERE}:late", way=way), by_hand_changed(way, "thaw").held) <= 1e-10
+
+
+def unused_by_some(way: str) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
+    """Some processes finish a bucket inside backward that others finish in `step()`; then what is trained changes."""
+    spec, _, inside = WAYS[way]
+    model = Branches()
+    first, *rest = model.trunk.children()
+    posted: list[tuple[int, int]] = []
+    with small_buckets():
+        opt = dissensus.decentralize(
+            momentum(model), model, algorithm=algorithm(**spec), topology="ring", fused=inside, timeout=30
+        )
+        post = opt.held.exchange.post
+        opt.held.exchange.post = lambda t, value, *what: posted.append((t, value.numel())) or post(t, value, *what)
+        for t in range(12):
+            first.requires_grad_(t < 3 or t >= 8)
+            rest[-1].requires_grad_(t >= 2)
+            train(model, opt, range(t, t + 1), dist.get_rank(), branched(lambda t, worker: (t + worker) % 2 == 0))
+    return held(model), posted
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.endswith("backward")])
+def test_it_may_change_where_some_are_done_inside_backward_and_some_are_not(way: str, processes: Pool) -> None:
+    """The numbers are those of the plain way, and every process sends the same in the same order."""
+    plain, inside = (processes.run(4, f"{HERE}:unused_by_some", way=one) for one in (way.split()[0], way))
+    assert all(same(a, b) for (a, _), (b, _) in zip(plain, inside, strict=True))
+    assert all(posted == inside[0][1] for _, posted in inside)
+
+
+def accumulated(inside: bool) -> dict[str, Tensor]:
+    model = net()
+    options: dict[str, Any] = {"fused": True, "accumulate": 2} if inside else {}
+    with small_buckets():
+        opt = dissensus.decentralize(momentum(model), model, topology="ring", timeout=30, **options)
+        for t in range(12):
+            swap(model, t)
+            opt.zero_grad()
+            for k in range(2):
+                squared(model, 2 * t + k, dist.get_rank()).backward()
+            opt.step()
+    return held(model)
+
+
+def test_it_may_change_where_several_backwards_make_a_step(processes: Pool) -> None:
+    plain, inside = (processes.run(4, f"{HERE}:accumulated", inside=inside) for inside in (False, True))
+    assert all(same(a, b) for a, b in zip(plain, inside, strict=True))
+
+
+def used_by_another(meanwhile: bool) -> dict[str, Tensor]:
+    """As the discriminator of a pair: frozen as a whole, it is looked at between two of its own steps."""
+    model = net()
+    opt = dissensus.decentralize(momentum(model), model, algorithm="sgp", topology=schedule_of("push"), timeout=30)
+    for t in STEPS:
+        train(model, opt, range(t, t + 1), dist.get_rank())
+        if meanwhile and t < STEPS[-1]:
+            model.requires_grad_(requires_grad=False)
+            squared(model, t, 0)
+            model.requires_grad_(requires_grad=True)
+    return held(model)
+
+
+def test_a_model_that_is_frozen_while_another_is_trained_loses_nothing(processes: Pool) -> None:
+    plain, used = (processes.run(4, f"{HERE}:used_by_another", meanwhile=meanwhile) for meanwhile in (False, True))
+    assert all(same(a, b) for a, b in zip(plain, used, strict=True))
+
+
+def resumed(name: str) -> str:
+    """A run in which a layer was frozen on the way goes on in another process, whose layer is frozen before."""
+    models, opts = [net(), net(seed=5), net(seed=5)], []
+    for k, model in enumerate(models):
+        if k == 1:
+            model[0].requires_grad_(requires_grad=False)  # type: ignore[index]
+        opts.append(dissensus.decentralize(momentum(model), model, algorithm=name, topology="ring", timeout=30))
+    train(models[0], opts[0], range(4), dist.get_rank())
+    models[0][0].requires_grad_(requires_grad=False)  # type: ignore[index]
+    train(models[0], opts[0], range(4, 7), dist.get_rank())
+    state = copy.deepcopy(opts[0].state_dict())
+    models[1].load_state_dict(models[0].state_dict())
+    opts[1].load_state_dict(state)
+    averages = []
+    for model, opt in zip(models[:2], opts[:2], strict=True):
+        train(model, opt, range(7, 10), dist.get_rank())
+        with opt.consensus() as average:
+            averages.append(held(average))
+    assert same(held(models[0]), held(models[1]))
+    assert same(*averages)
+    with pytest.raises(AlgorithmError, match="frozen") as told:
+        opts[2].load_state_dict(state)
+    return str(told.value)
+
+
+@pytest.mark.parametrize("name", ["gradient-tracking", "sgp"])
+def test_what_was_frozen_on_the_way_goes_on_where_it_is_frozen(name: str, processes: Pool) -> None:
+    assert all("'0.weight'" in told for told in processes.run(4, f"{HERE}:resumed", name=name))
 
 
 def nothing_trained() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,7 +55,7 @@ class Movement:
             for group, own in zip(groups, self._members[k], strict=True):
                 group["params"] = own
             self.inner.param_groups = [group for group in groups if group["params"]]
-            with self._counts.one_of(k, len(self._buckets)):
+            with self._counts.one_of(k, len(self._buckets)) if self._counts.watches else nullcontext():
                 move(self.inner)
         finally:
             self.inner.param_groups = groups
