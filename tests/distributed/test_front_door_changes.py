@@ -146,8 +146,9 @@ def unused_by_some(way: str) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
         opt = dissensus.decentralize(
             momentum(model), model, algorithm=algorithm(**spec), topology="ring", fused=inside, timeout=30
         )
-        post = opt.held.exchange.post
-        opt.held.exchange.post = lambda t, value, *what: posted.append((t, value.numel())) or post(t, value, *what)
+        exchange: Any = opt.held.exchange
+        post = exchange.post
+        exchange.post = lambda t, value, *what: posted.append((t, value.numel())) or post(t, value, *what)
         for t in range(12):
             first.requires_grad_(t < 3 or t >= 8)
             rest[-1].requires_grad_(t >= 2)
