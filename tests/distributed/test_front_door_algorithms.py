@@ -23,15 +23,15 @@ def squared(model: nn.Module, given: tuple[Tensor, Tensor]) -> Tensor:
     return (model(given[0]) - given[1]).square().mean()
 
 
-def script(spec: dict[str, Any], topology: str) -> dict[str, Any]:
+def script(spec: dict[str, Any], topology: str, steps: int = STEPS, constant: bool = False) -> dict[str, Any]:
     """Where every step began: where its first gradient was taken; and what is held at the end."""
     model = normed()
     opt = dissensus.decentralize(
         optimizer_of(spec)(model.parameters()), model, algorithm=algorithm(**spec), topology=schedule_of(topology)
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(opt, rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, rate if not constant else lambda t: 1.0)
     path: list[Tensor] = []
-    for t in range(STEPS):
+    for t in range(steps):
 
         def closure(t: int = t) -> Tensor:
             opt.zero_grad()
@@ -54,7 +54,9 @@ def script(spec: dict[str, Any], topology: str) -> dict[str, Any]:
     return {"path": torch.stack(path), "mean": mean} | {f"buffer.{k}": b.clone() for k, b in model.named_buffers()}
 
 
-def simulated(spec: dict[str, Any], topology: str) -> list[dict[str, Any]]:
+def simulated(
+    spec: dict[str, Any], topology: str, steps: int = STEPS, *, constant: bool = False
+) -> list[dict[str, Any]]:
     schedule = schedule_of(topology)
     engine = StackedEngine(
         normed(),
@@ -62,11 +64,11 @@ def simulated(spec: dict[str, Any], topology: str) -> list[dict[str, Any]]:
         algorithm=algorithm(**spec),
         topology=schedule,
         optimizer=optimizer_of(spec),
-        lr=lambda t: LR * rate(t),
+        lr=lambda t: LR * (1.0 if constant else rate(t)),
         gradients="loop",
     )
     path = []
-    for t in range(STEPS):
+    for t in range(steps):
         x = engine.x
         if spec.get("order") == "cta":  # there the gradient is taken at the mixed point
             mixed = torch.from_numpy(schedule[t].dense()) @ x
@@ -91,6 +93,23 @@ def test_four_processes_agree_with_the_stacked_engine(case: str, topology: str, 
     assert distance(measured, simulated(spec, topology)) <= 1e-8
     assert {"buffer.1.running_mean", "buffer.1.num_batches_tracked"} <= set(measured[0])
     assert all(torch.equal(measured[0]["mean"], other["mean"]) for other in measured)
+
+
+BEYOND = {
+    "1.6": {"lr_max": LR / 1.6 ** (1 / 3)},
+    "3": {"lr_max": LR / 3 ** (1 / 3)},
+    "a warm-up": {"capture": "published"},
+}
+
+
+@pytest.mark.parametrize("order", ["awc", "atc"])
+@pytest.mark.parametrize("gamma", BEYOND)
+def test_a_factor_beyond_one_takes_more_than_the_mixture(gamma: str, order: str, processes: Pool) -> None:
+    """From a rate below the one in force gamma exceeds 1, in eight steps of a warm-up up to 13."""
+    spec: dict[str, Any] = {"name": "dsgd-ac", "p": 3.0, "order": order, **BEYOND[gamma]}
+    options: dict[str, Any] = {"spec": spec, "topology": "ring", "steps": 8, "constant": gamma != "a warm-up"}
+    measured = processes.run(N, f"{HERE}:script", **options)
+    assert distance(measured, simulated(**options)) <= 1e-8
 
 
 GROUPS = {"weight": {"weight_decay": 0.3}, "bias": {"lr": 0.05}}

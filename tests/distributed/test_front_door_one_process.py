@@ -9,9 +9,10 @@ import torch
 from plain import held, normed, same, train
 from pool import Pool
 from torch import nn
+from variants import Mixed, in_their_dtype
 
 import dissensus
-from dissensus.algorithms import algorithm
+from dissensus.algorithms import AlgorithmError, algorithm
 
 HERE = Path(__file__)
 SINGLE = {
@@ -83,3 +84,61 @@ def test_one_worker_resumes_to_the_bit() -> None:
     train(model, opt, range(4, 9), 0)
     train(other, fresh, range(4, 9), 0)
     assert same(held(model), held(other))
+
+
+class Counting(torch.optim.SGD):
+    """It counts its steps in the param group, and moves less from step to step."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            one = torch.ones(()) if self.defaults["tensor"] else 1
+            group["count"] = group.get("count", 0) + one
+            group["lr"] = 0.1 / float(group["count"])
+        return super().step(closure)
+
+
+class Summing(torch.optim.SGD):
+    """What it keeps in the param group depends on all gradients."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["total"] = group.get("total", 0.0) + sum(float(p.grad.abs().sum()) for p in group["params"])
+        return super().step(closure)
+
+
+def counted(decentralized: bool, tensor: bool) -> tuple[dict[str, torch.Tensor], list[int]]:
+    model = Mixed((torch.float32, torch.float64, torch.float32))
+    first, second, third = (list(layer.parameters()) for layer in model.layers)
+    groups: Any = [{"params": first + second}, {"params": third}]  # the first has both dtypes
+    opt: torch.optim.Optimizer = Counting(groups, lr=0.1, momentum=0.9)
+    opt.defaults["tensor"] = tensor
+    if decentralized:
+        opt = dissensus.decentralize(opt, model)
+    train(model, opt, range(6), 0, in_their_dtype)
+    return held(model), [int(group["count"]) for group in opt.param_groups]
+
+
+@pytest.mark.parametrize("tensor", [False, True], ids=["number", "tensor"])
+def test_what_an_optimizer_counts_in_its_groups_is_counted_once(tensor: bool) -> None:
+    (ours, count), (plain, expected) = counted(decentralized=True, tensor=tensor), counted(False, tensor)
+    assert count == expected == [6, 6]
+    assert same(ours, plain)
+
+
+def test_what_an_optimizer_sums_over_all_parameters_is_refused() -> None:
+    model = Mixed((torch.float32, torch.float64, torch.float32))
+    opt = dissensus.decentralize(Summing(model.parameters(), lr=0.1), model)
+    with pytest.raises(AlgorithmError, match=r"Summing.*'total'.*2 parts"):
+        train(model, opt, range(6), 0, in_their_dtype)
+
+
+def test_such_an_optimizer_may_have_one_part() -> None:
+    ends = []
+    for wrap in (False, True):
+        model = normed()
+        opt: torch.optim.Optimizer = Summing(model.parameters(), lr=0.1)
+        if wrap:
+            opt = dissensus.decentralize(opt, model)
+        train(model, opt, range(6), 0)
+        ends.append(held(model))
+    assert same(*ends)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from plain import Copies, distance, held, net, squared
+from plain import Copies, distance, held, net, same, squared
 from pool import Pool
 from torch import nn
+from variants import Mixed, in_their_dtype
 
 import dissensus
 
@@ -79,6 +80,31 @@ def test_an_overflow_poisons_nobody(name: str, processes: Pool) -> None:
     measured = processes.run(N, f"{HERE}:script", inner="sgd", spec={"name": name}, topology="ring")
     assert all(value.isfinite().all() for m in measured for value in m["model"].values())
     assert distance([measured[0]["model"]], [held(net())]) > 1e-3, "something has been learned"
+
+
+def in_two_dtypes(name: str) -> dict[str, Any]:
+    """Two buckets; an overflow on one worker reaches both of them."""
+    model = Mixed((torch.float32, torch.float64, torch.float32))
+    before = held(model)
+    opt = dissensus.decentralize(torch.optim.SGD(model.parameters(), lr=0.1), model, algorithm=name, timeout=30)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
+    for t in range(STEPS):
+        opt.zero_grad()
+        infinite = (t, dist.get_rank()) == (WHEN, WHO)
+        scaler.scale(in_their_dtype(model, t, dist.get_rank()) * (float("inf") if infinite else 1.0)).backward()
+        scaler.step(opt)
+        scaler.update()
+    assert distance([held(model)], [before]) > 1e-3, "something has been learned"
+    return {"model": held(model), "scale": scaler.get_scale()}
+
+
+@pytest.mark.parametrize("name", ["allreduce", "local-sgd", "gradient-tracking", "dsgd"])
+def test_an_overflow_poisons_no_bucket(name: str, processes: Pool) -> None:
+    measured = processes.run(N, f"{HERE}:in_two_dtypes", name=name)
+    assert all(value.isfinite().all() for m in measured for value in m["model"].values())
+    assert [m["scale"] for m in measured] == [2.0**9 if i == WHO else 2.0**10 for i in range(N)]
+    if name == "allreduce":
+        assert all(same(m["model"], measured[0]["model"]) for m in measured)
 
 
 def all_at_once() -> dict[str, Any]:

@@ -57,6 +57,34 @@ def test_hooks_of_a_step_are_called_once(processes: Pool) -> None:
     assert processes.run(2, f"{HERE}:with_hooks") == [["before", "after"] * 3] * 2
 
 
+def test_hooks_of_a_state_are_called_once() -> None:
+    model = net()
+    opt = dissensus.decentralize(momentum(model), model)
+    train(model, opt, range(3), 0)
+    seen: list[str] = []
+
+    def noted(what: str, answer: Any = None) -> Any:
+        def hook(o: torch.optim.Optimizer, *given: Any) -> Any:
+            assert o is opt
+            assert all("dissensus" in one for one in given)
+            seen.append(what)
+            return answer(*given) if answer is not None else None
+
+        return hook
+
+    opt.register_state_dict_pre_hook(noted("before saving"))
+    opt.register_state_dict_post_hook(noted("after saving", lambda state: {**state, "more": 1}))
+    opt.register_load_state_dict_pre_hook(
+        noted("before loading", lambda state: {key: value for key, value in state.items() if key != "more"})
+    )
+    opt.register_load_state_dict_post_hook(noted("after loading"))
+    saved = opt.state_dict()
+    assert saved["more"] == 1
+    opt.load_state_dict(saved)
+    assert "more" in saved
+    assert seen == ["before saving", "after saving", "before loading", "after loading"]
+
+
 def cosine(opt: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.SequentialLR(
         opt,

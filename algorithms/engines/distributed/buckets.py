@@ -7,7 +7,7 @@ dtypes lie in different buckets and are never cast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -58,6 +58,29 @@ class Bucket:
                 here.copy_(place.parameter)
                 place.parameter.data = here
         return cls(flat, tuple(places))
+
+    def only(self, members: Collection[int]) -> Bucket | None:
+        """A bucket of those parameters alone, by identity; the others get memory of their own."""
+        staying = [place for place in self.places if id(place.parameter) in members]
+        if len(staying) == len(self.places):
+            return self
+        for place in self.places:
+            if id(place.parameter) not in members:
+                place.parameter.data = place.parameter.detach().clone()
+        return Bucket.of([(place.name, place.parameter) for place in staying]) if staying else None
+
+    def carried(self, row: Tensor, to: Bucket) -> Tensor:
+        """The part of a row that belongs to the parameters of another bucket; what has no columns of theirs, as it is.
+
+        All of them must be in this bucket.
+        """
+        if row.shape != self.flat.shape:
+            return row
+        here = {id(place.parameter): place for place in self.places}
+        found = row.new_empty(to.flat.shape)
+        for place in to.places:
+            place.view(found).copy_(here[id(place.parameter)].view(row))
+        return found
 
     @cached_property
     def parameters(self) -> tuple[nn.Parameter, ...]:

@@ -61,6 +61,16 @@ class Conversation:
         self.t = 0
 
     @property
+    def begun(self) -> bool:
+        """Whether its step has been begun and is not over."""
+        return self._meeting is not None
+
+    @property
+    def due(self) -> dict[int, Tensor]:
+        """Where the gradient is taken that it waits for, by bucket."""
+        return {} if self._asked is None else {k: a.at for k, a in zip(self.buckets, self._asked, strict=True)}
+
+    @property
     def is_ready(self) -> bool:
         """Whether the gradient is what it waits for."""
         return self._asked is not None

@@ -3,7 +3,7 @@ r"""One exchange between the rows of many processes, in two halves: `post` sends
 With one worker a process the arithmetic is a chain of interpolations, $x \leftarrow x + a_j (x_j - x)$ over the
 neighbours j, with the $a_j$ for which the chain ends at $(1-\gamma)\,x + \gamma \sum_j w_j x_j$. It leaves workers that
 agree where they are, to the bit, and needs no second copy where the caller allows x to be overwritten. With more
-workers it is two products.
+workers, or with γ beyond 1, it is two products.
 
 Messages in a shorter number format (bfloat16) are rounded, $q(x)$, and mixed as differences of what was sent,
 
@@ -133,7 +133,7 @@ class Exchange:
             return x
         if ticket.sent is not ticket.value:
             return self._by_differences(ticket, share, x)
-        if x.shape[0] == 1 and part.convex:
+        if x.shape[0] == 1 and part.convex and float(share) <= 1.0:
             return _toward(x, ticket.heard, part.weights, float(share))
         own, heard = self._dense(ticket)
         mixed = own @ ticket.value if len(x) > 1 else ticket.value * own[0, 0]

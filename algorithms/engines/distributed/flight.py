@@ -34,5 +34,5 @@ class Flight:
     held: list[Any] = field(default_factory=list)
     landed: bool = False
     watched: threading.Event | None = None
-    """Set once a thread has seen it land, or fail with `error`; a work must not be waited for twice."""
+    """Set once a thread has seen it land, or fail with `error`; a work of gloo must not be waited for twice."""
     error: Exception | None = None

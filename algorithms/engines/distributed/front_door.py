@@ -24,7 +24,7 @@ What happens to what a loop can do:
 | weight decay | the local optimizer's, at the mixed point (`awc`, `cta`) or the own one (`atc`) |
 | a scaler skips a step (overflow) | this worker's gradient counts as zero and it does not move; mixing goes on |
 | a parameter without gradient | does not move; it is mixed. Where an algorithm computes with gradients: zero |
-| a frozen parameter | is not exchanged; once it is trained it joins, on all workers at the same step |
+| a frozen parameter | is not exchanged; frozen or thawed on the way it leaves or joins, on all workers at one step |
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +63,7 @@ from dissensus.theory.registry import topology as topology_by_name
 from dissensus.theory.topology import Topology
 
 OnFailure = Literal["stop", "continue"]
+_TRAINED = attrgetter("requires_grad")
 
 
 def decentralize(
@@ -176,6 +178,7 @@ class Decentralized(Unwatched):
             raise AlgorithmError(f"accumulate={accumulate} belongs to fused=True: without it one step() is one mixing")
         self._worker: LoopWorker | None = None
         self._frozen: list[Tensor] = []
+        self._exchanged: list[Tensor] = []
         super().__init__(inner.param_groups, inner.defaults)  # the very same group dictionaries
         self.inner, self.algorithm, self.topology, self.wire, self.seed = inner, algorithm, topology, wire, seed
         self._share_with_inner()
@@ -195,7 +198,7 @@ class Decentralized(Unwatched):
         self._check_known()
         take_over(model, self._retire)
         self._adopt()
-        before = BeforeForward(self._worker.ready) if self._worker.elsewhere else None
+        before = BeforeForward(self._before_forward) if self._worker.elsewhere else None
         self._hook = None if before is None else model.register_forward_pre_hook(before)
         for hold in filter(None, (self._fused and self._fused.detach, self._hook and self._hook.remove)):
             weakref.finalize(self, hold)
@@ -245,15 +248,22 @@ class Decentralized(Unwatched):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One step of the algorithm with the gradients that the loop has computed."""
         began, held, loss = time.perf_counter(), self.held, None
-        if self._frozen and any(p.requires_grad for p in self._frozen):
-            self._adopt()
         if closure is not None:
+            if self._others_are_trained() and not held.is_ready:
+                self._adopt()
             held.ready()
             with torch.enable_grad():
                 loss = closure()
         self._unscale()
         with torch.no_grad():
+            late = self._others_are_trained()
+            if late and not held.elsewhere and not held.is_ready:
+                held.ahead()
+                self._adopt()
+                late = False
             held.finish(closure)
+            if late:
+                self._adopt()
             held.begin()
         if self._fused is not None:
             self._fused.release()
@@ -292,31 +302,42 @@ class Decentralized(Unwatched):
 
         The parameters are the model's, and what is under way is made from them again: save both between two steps.
         """
-        return {**self.inner.state_dict(), "dissensus": self.held.save()}
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = {**self.inner.state_dict(), "dissensus": self.held.save()}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, state)
+            state = state if changed is None else changed
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict()`: load the model's parameters as well, in either order."""
-        inner = {key: value for key, value in state_dict.items() if key != "dissensus"}
-        if "dissensus" not in state_dict:
+        state = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state)
+            state = state if changed is None else changed
+        if "dissensus" not in state:
             raise AlgorithmError(
                 "the state is one of a plain optimizer (no 'dissensus' in it): load it before wrapping"
             )
-        self.held.load(state_dict["dissensus"])
-        self.inner.load_state_dict(inner)
+        self.held.load(state["dissensus"])
+        self.inner.load_state_dict({key: value for key, value in state.items() if key != "dissensus"})
         self._share_with_inner()
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     @contextmanager
     def consensus(self, bn: Literal["average", "local"] = "average") -> Iterator[nn.Module]:
         """The average of the workers as a module of its own in eval mode; every process enters, and all see the same.
 
-        Buffers are averaged too, or with `bn="local"` worker 0's; parameters that are not trained are this process's.
+        Buffers are averaged too, or with `bn="local"` worker 0's; what was never trained is this process's.
         """
         if bn not in ("average", "local"):
             raise AlgorithmError(f"bn must be 'average' or 'local' on many processes, got {bn!r}")
         model = copy.deepcopy(self._model)
         own = dict(model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
-            for name, mean in self.held.means().items():
+            for name, mean in self.held.means(own).items():
                 own[name].data = mean
             isolated = self.held.cut_off()
             for buffer in model.buffers():
@@ -374,15 +395,28 @@ class Decentralized(Unwatched):
             self._fused.detach()
         self.held.restart()
 
+    def _others_are_trained(self) -> bool:
+        """Whether something was frozen or thawed since the buckets were laid out."""
+        return any(map(_TRAINED, self._frozen)) or not all(map(_TRAINED, self._exchanged))
+
+    def _before_forward(self) -> None:
+        """The parameters go to where the gradient is taken, if they are not there yet.
+
+        A model that is frozen as a whole is used by somebody else meanwhile: nobody leaves.
+        """
+        if self._others_are_trained() and self._trained() and not self.held.is_ready:
+            self._adopt()
+        self.held.ready()
+
     def _adopt(self) -> None:
-        """Lays out what is trained and not laid out yet."""
+        """Lays out what is trained."""
         named = self._trained()
         self._frozen = [p for g in self.param_groups for p in g["params"] if not p.requires_grad]
-        if self._fused is None:
-            self.held.adopt(named)
-            return
-        self.held.adopt(named[::-1], bucket_bytes(named))
-        self._fused.attach()
+        self._exchanged = [p for _, p in named]
+        with torch.no_grad():
+            self.held.adopt(named if self._fused is None else named[::-1], self._fused and bucket_bytes(named))
+        if self._fused is not None:
+            self._fused.attach()
 
     def _unscale(self) -> None:
         """What a scaler left to do: gradients in their true size, or none of them where it found an overflow."""

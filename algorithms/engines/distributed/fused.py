@@ -51,17 +51,15 @@ class Fused:
         self._arrived: dict[int, int] = {}
         self._missing: list[int] = []
         self._next = 0
-        self._watched: set[int] = set()
         self._handles: list[Any] = []
 
     def attach(self) -> None:
-        """Watches every parameter that is not watched yet, and starts to count from zero."""
+        """Watches the parameters of the buckets as they are now, and starts to count from zero."""
+        self.detach()
         for k, bucket in enumerate(self._worker.buckets):
             for p in bucket.parameters:
-                if id(p) not in self._watched:
-                    self._watched.add(id(p))
-                    handle = p.register_post_accumulate_grad_hook(lambda p, k=k: self._on_gradient(p, k))
-                    self._handles.append(handle)
+                handle = p.register_post_accumulate_grad_hook(lambda p, k=k: self._on_gradient(p, k))
+                self._handles.append(handle)
         self.reset()
 
     def detach(self) -> None:

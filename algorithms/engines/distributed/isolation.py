@@ -63,6 +63,10 @@ class Isolation:
         else:
             self._kept[k] = point.clone()
 
+    def forget(self) -> None:
+        """The parts are others from now on; what was kept of them is of no use."""
+        self._kept.clear()
+
     def cut_off(self, t: int, points: Sequence[Tensor]) -> None:
         """From now on this worker is alone, at the points where the step began."""
         if self.since is None:

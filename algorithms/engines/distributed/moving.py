@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from dissensus.algorithms.engines.distributed.buckets import Bucket
+from dissensus.algorithms.engines.distributed.counts import Counts
 from dissensus.algorithms.engines.moves import decay_of
 from dissensus.algorithms.engines.watching import move
 from dissensus.algorithms.streams import stream
@@ -31,6 +33,7 @@ class Movement:
     def __init__(self, inner: torch.optim.Optimizer, buckets: Sequence[Bucket]) -> None:
         self.inner, self._buckets = inner, buckets
         self._members: list[list[list[Any]]] = []
+        self._counts = Counts(inner)
 
     def regroup(self) -> None:
         """Reads off which parameters of which param group lie in which bucket."""
@@ -39,6 +42,7 @@ class Movement:
             own = {id(p) for p in bucket.parameters}
             members.append([[p for p in group["params"] if id(p) in own] for group in groups])
         self._members = members
+        self._counts.forget()
 
     def step(self, k: int) -> None:
         """One step of the inner optimizer, on the parameters of bucket k alone."""
@@ -51,7 +55,8 @@ class Movement:
             for group, own in zip(groups, self._members[k], strict=True):
                 group["params"] = own
             self.inner.param_groups = [group for group in groups if group["params"]]
-            move(self.inner)
+            with self._counts.one_of(k, len(self._buckets)) if self._counts.watches else nullcontext():
+                move(self.inner)
         finally:
             self.inner.param_groups = groups
             for group, parameters in zip(groups, whole, strict=True):
@@ -128,7 +133,7 @@ class LoopLocal:
         """One step of the inner optimizer from `x` along `g`."""
         worker, k = self._worker, self._k
         bucket = worker.buckets[k]
-        if worker.stays:
+        if worker.stays(k):
             return x
         worker.moved.add(k)
         began = time.perf_counter()

@@ -81,7 +81,7 @@ class Wire(Peers):
             flight.watched.wait()
             if flight.error is not None:
                 raise flight.error
-        else:
+        if flight.watched is None or self._coalesced:  # NCCL makes the stream of the thread wait that asks
             self._land(flight)
         flight.landed = True
         flight.works.clear()
@@ -128,9 +128,10 @@ class Wire(Peers):
     def rows(self, value: Tensor, *, what: str, step: int = 0) -> tuple[Tensor, tuple[int, ...]]:
         """The tensors of all processes, stacked in their order, and whose they are."""
         whole = value.contiguous()
+        sent = whole.to(self._device) if self._coalesced else whole  # NCCL knows no tensors of the CPU
 
         def act() -> tuple[Tensor, tuple[int, ...]]:
-            return torch.stack(self._all(whole)), self.present
+            return torch.stack(self._all(sent)).to(whole.device), self.present
 
         return self._together(act, lambda: (whole.unsqueeze(0), (self.rank,)), (what, step, "gathering from"))
 

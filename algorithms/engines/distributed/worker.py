@@ -9,7 +9,7 @@ deploys between two steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dissensus.algorithms import protocol
 from dissensus.algorithms.engines.distributed.buckets import Bucket, buckets_of
 from dissensus.algorithms.engines.distributed.conversation import Conversation, first_gradient_elsewhere
+from dissensus.algorithms.engines.distributed.copies import Copies, changed_under_way
 from dissensus.algorithms.engines.distributed.exchange import Exchange, Ticket, finite
 from dissensus.algorithms.engines.distributed.isolation import Isolation
 from dissensus.algorithms.engines.distributed.moving import GRADIENT, LoopLocal, Movement
@@ -63,6 +64,8 @@ class LoopWorker:
         self.notes: dict[str, Any] = {}
         self.known: set[int] = set()
         """The parameters that are exchanged, by identity."""
+        self.left: list[str] = []
+        """The parameters that were exchanged and are not any more, by name: workers may differ in them."""
         self.buckets: list[Bucket] = []
         self.movement = Movement(inner, self.buckets)
         self.points: list[Tensor] = []
@@ -72,20 +75,31 @@ class LoopWorker:
         self._under_way: dict[int, tuple[int, Ticket]] = {}
         self._versions: dict[int, int] = {}
         """Of buckets that are under way as they are: the version that was sent."""
-        self._seen: dict[int, int] = {}
-        """The version of a bucket when a step was done with it."""
+        self._averaged: set[int] = set()
+        """Buckets whose gradient in this step is the mean of all workers by now."""
+        self._copies = Copies(self)
         self.moved: set[int] = set()
         """Buckets that hold what has not been looked at: a move has written to them."""
 
     def adopt(self, named: Sequence[tuple[str, nn.Parameter]], limit_bytes: int | None = None) -> None:
-        """Takes in parameters that are not known yet; between two steps, and on every process."""
-        new = [(name, p) for name, p in named if id(p) not in self.known]
-        self.known |= {id(p) for _, p in new}
+        """Exchanges these parameters from now on, and no others; between two steps, and on every process.
+
+        What leaves stays what it is, what stays keeps its memory, and what is new starts one, in buckets of its own.
+        """
         self.restart()
+        at = [c.t for c in self.conversations] if self.apart else [self.t] * len(self.buckets)
+        parts = list(zip(self.buckets, self.points, self.states, at, strict=True))
+        before = [place.name for bucket in self.buckets for place in bucket.places]
+        new, names = [(name, p) for name, p in named if id(p) not in self.known], {name for name, _ in named}
+        self.known = {id(p) for _, p in named}
+        self.left = [name for name in (*self.left, *before) if name not in names]
+        for found in (self.buckets, self.points, self.states):
+            found.clear()
+        ts = [t for bucket, point, state, t in parts if self._keep(bucket, point, state)]
         for bucket in buckets_of(new, limit_bytes):
-            self.buckets.append(bucket)
-            self.points.append(bucket.flat if self.in_place else bucket.flat.clone())
-            self.states.append(self.algorithm.init(self.points[-1]))
+            point = bucket.flat if self.in_place else bucket.flat.clone()
+            self._lay_out(bucket, point, self.algorithm.init(point))
+            ts.append(self.t)
         if len(self.buckets) > 1 and not self.algorithm.columnwise:
             kinds = sorted({f"{b.flat.dtype} on {b.flat.device}" for b in self.buckets})
             raise AlgorithmError(
@@ -93,12 +107,37 @@ class LoopWorker:
                 f"{len(self.buckets)} kinds ({', '.join(kinds)}) or came at different times; give them one dtype"
             )
         self.wire.volume = sum(bucket.flat.nbytes for bucket in self.buckets)
-        numbers = range(len(self.buckets))
+        self._regroup(ts)
+
+    def _keep(self, bucket: Bucket, point: Tensor, state: Any) -> bool:
+        """Lays out what is still known of a bucket; whether anything is."""
+        kept = bucket.only(self.known)
+        if kept is None:
+            return False
+        if kept is not bucket:
+            point = kept.flat if self.in_place else bucket.carried(point, kept)
+            state = type(state)(*(bucket.carried(v, kept) for v in state))
+        self._lay_out(kept, point, state)
+        return True
+
+    def _lay_out(self, bucket: Bucket, point: Tensor, state: Any) -> None:
+        """One bucket more; the point is the bucket itself or a copy."""
+        self.buckets.append(bucket)
+        self.points.append(point)
+        self.states.append(state)
+
+    def _regroup(self, ts: Sequence[int]) -> None:
+        """The buckets are others: who moves what, who meets whom, and at which step each goes on."""
         self.movement.regroup()
-        self.conversations = [
-            Conversation(self, part) for part in ([[k] for k in numbers] if self.apart else [numbers])
-        ]
-        self._at(self.t)
+        self._copies.forget()
+        self.moved.clear()
+        if self.isolation is not None:
+            self.isolation.forget()
+        numbers = range(len(self.buckets))
+        groups = [[k] for k in numbers] if self.apart else [list(numbers)] if self.buckets else []
+        self.conversations = [Conversation(self, group) for group in groups]
+        for conversation in self.conversations:
+            conversation.t = max(self.t, ts[conversation.buckets[0]])
 
     @property
     def isolated(self) -> bool:
@@ -106,9 +145,17 @@ class LoopWorker:
         return self.isolation is not None and self.isolation.since is not None
 
     @property
-    def stays(self) -> bool:
-        """Whether this worker does not move in this step."""
-        return self.void or self.isolated
+    def is_ready(self) -> bool:
+        """Whether a forward has come in this step, and something waits for its gradient."""
+        return any(conversation.is_ready for conversation in self.conversations)
+
+    def is_under_way(self, k: int) -> bool:
+        """Whether something of bucket k has been sent and not been waited for."""
+        return any(own == k and not ticket.flight.landed for own, ticket in self._under_way.values())
+
+    def stays(self, k: int) -> bool:
+        """Whether this worker does not move bucket k in this step; along a mean of all it moves like the others."""
+        return self.isolated or (self.void and k not in self._averaged)
 
     # ---- the three times of a step
 
@@ -116,7 +163,22 @@ class LoopWorker:
         """Before the forward: up to the gradient."""
         with torch.no_grad():
             for conversation in self.conversations:
+                if not conversation.is_ready:
+                    self._copies.go_on(conversation)
                 conversation.ready(self.t)
+
+    def ahead(self) -> None:
+        """Buckets that are exchanged `apart` end this step and begin the next, before there are other buckets.
+
+        Some have done so inside backward, on some processes. One with a parameter that was frozen has nowhere.
+        """
+        for conversation in self.conversations if self.apart else ():
+            buckets = [self.buckets[k] for k in conversation.buckets]
+            if conversation.t == self.t and all(p.requires_grad for bucket in buckets for p in bucket.parameters):
+                for bucket in buckets:
+                    bucket.check()
+                self.finish_one(conversation, None)
+                conversation.begin(self.t + 1)
 
     def finish(self, again: Callable[[], Any] | None) -> None:
         """The gradient is there: the rest of the step, for every conversation that has not had it."""
@@ -127,6 +189,7 @@ class LoopWorker:
                 self.finish_one(conversation, again)
         self.t += 1
         self.void = False
+        self._averaged.clear()
 
     def finish_one(self, conversation: Conversation, again: Callable[[], Any] | None) -> None:
         """The rest of the step for one conversation."""
@@ -136,13 +199,14 @@ class LoopWorker:
                 "forward of the model that was given to decentralize() came before this step; call that model, or "
                 "give step() a closure"
             )
+        self._copies.go_on(conversation)
         conversation.ready(self.t)
         conversation.finish(again)
 
     def begin(self) -> None:
         """Right after a step: what is sent before the next gradient goes out."""
         for conversation in self.conversations:
-            if conversation.t < self.t:
+            if not conversation.begun:
                 conversation.begin(self.t)
 
     # ---- between two steps
@@ -166,9 +230,16 @@ class LoopWorker:
         """The algorithm's memory of a bucket starts anew, among other workers than before."""
         self.points[k], self.states[k] = reformed(self.algorithm, self.points[k], self.states[k])
 
-    def means(self) -> dict[str, Tensor]:
-        """The average over the workers of what they deploy, by parameter; the same on every process, to the bit."""
+    def means(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The average over the workers of what they deploy, by parameter; the same on every process, to the bit.
+
+        Parameters that are not exchanged any more are averaged as they are `named`.
+        """
         found = {}
+        for name in self.left:
+            if name in named:
+                row = named[name].detach().reshape(1, -1)
+                found[name] = self.exchange.mean(self.t, row, there=not self.isolated).view(named[name].shape)
         for bucket, point, state in zip(self.buckets, self.points, self.states, strict=True):
             own = self.algorithm.deployed(point, state)
             mean = self.exchange.mean(self.t, own, there=not self.isolated, between=True)
@@ -184,7 +255,7 @@ class LoopWorker:
 
     def save(self) -> dict[str, Any]:
         """The step, the algorithm's memory by parameter, and the point where it is not what the parameters hold."""
-        fields = getattr(self.states[0], "_fields", ())
+        fields = getattr(self.states[0], "_fields", ()) if self.states else ()
         columns = zip(*self.states, strict=True)
         state = {field: self._by_name(values) for field, values in zip(fields, columns, strict=True)}
         saved = {"algorithm": self.algorithm.name, "t": self.t, "size": self.wire.size, "worker": self.wire.rank}
@@ -194,6 +265,7 @@ class LoopWorker:
             "isolated": None if self.isolation is None else self.isolation.since,
             "state": state,
             "point": {} if self.in_place else self._by_name(self.points),
+            "left": list(self.left),
         }
 
     def load(self, saved: Any) -> None:
@@ -217,7 +289,7 @@ class LoopWorker:
         self.states = [kind(**{f: values[k] for f, values in fields.items()}) for k, kind in enumerate(kinds)]
         if not self.in_place:
             self.points = self._by_bucket(saved["point"])
-        self.seed = saved["seed"]
+        self.seed, self.left = saved["seed"], list(saved.get("left", ()))
         self._at(saved["t"])
 
     # ---- conversation.Host
@@ -226,7 +298,7 @@ class LoopWorker:
         """The recursion of bucket k for step t."""
         if isinstance(self.exchange, Surviving):
             self.exchange.starts(k, t)
-        self._look_again(k, t)
+        self._copies.begin(k, t)
         if self.isolation is not None:
             self.isolation.keep(k, self.points[k], overwritten=self.in_place)
         return self.algorithm.step(self.points[k], self.states[k], LoopLocal(self, k, t))
@@ -255,7 +327,7 @@ class LoopWorker:
         """What the loop left in `.grad`."""
         if self.in_place:
             return GRADIENT
-        return torch.zeros_like(self.buckets[k].flat) if self.stays else self.buckets[k].gradient()
+        return torch.zeros_like(self.buckets[k].flat) if self.stays(k) else self.buckets[k].gradient()
 
     def done(self, k: int, t: int, x: Tensor, state: Any) -> None:
         """The step of a bucket is over: the parameters hold what it deploys."""
@@ -269,26 +341,10 @@ class LoopWorker:
         if not self.in_place:
             self.points[k] = x
             x = self.algorithm.deployed(x, self.states[k])
-            self._seen[k] = self.buckets[k].version
+            self._copies.made(k)
         if x is not flat:
             flat.copy_(x)
         self.moved.discard(k)
-
-    def _look_again(self, k: int, t: int) -> None:
-        """Takes over parameters that the loop has loaded or changed since the last step, where a copy is held."""
-        bucket = self.buckets[k]
-        if self.in_place or self._seen.get(k) == bucket.version:
-            return
-        if t == 0:
-            self.points[k] = bucket.flat.clone()
-            self.states[k] = self.algorithm.init(self.points[k])
-        elif self.algorithm.deployed(self.points[k], self.states[k]) is self.points[k]:
-            self.points[k] = bucket.flat.clone()
-        elif not torch.equal(bucket.flat, self.algorithm.deployed(self.points[k], self.states[k])):
-            raise AlgorithmError(
-                f"parameters were changed before step {t}, but algorithm {self.algorithm.name!r} derives them from "
-                "what else it holds; load a state of the optimizer that belongs to them"
-            )
 
     def _post(self, k: int, t: int, value: Tensor) -> Ticket:
         bucket = self.buckets[k]
@@ -310,10 +366,7 @@ class LoopWorker:
             return self.points[k] if ticket.value.shape == bucket.flat.shape else torch.zeros_like(ticket.value)
         sent = self._versions.pop(k, None)
         if sent is not None and sent != bucket.version:
-            raise AlgorithmError(
-                f"parameters were changed between step {ticket.step - 1} and step {ticket.step} while they were on "
-                "their way to the neighbours; call settle() on the optimizer before you change them"
-            )
+            raise AlgorithmError(changed_under_way(ticket.step))
         self._under_way.pop(id(ticket), None)
         return self.exchange.take(ticket, share, overwrite=self.in_place and ticket.value is bucket.flat)
 
@@ -322,10 +375,10 @@ class LoopWorker:
             there = not self.isolated and self._sound(value, t, "a message that is not finite")
             return self.exchange.mean(t, value, overwrite=self.in_place, there=there)
         if not self.wire.alone:
-            row, used = self.movement.gradient_row(k, void=self.stays)
+            row, used = self.movement.gradient_row(k, void=self.stays(k))
             there = not self.isolated and self._sound(row, t, "a gradient that is not finite")
             self.movement.take_gradient(k, self.exchange.mean(t, row, overwrite=True, there=there), used)
-            self.void = False
+            self._averaged.add(k)
         return GRADIENT
 
     def _sound(self, value: Tensor, t: int, what: str) -> bool:
@@ -364,7 +417,10 @@ class LoopWorker:
             row = torch.empty_like(bucket.flat)
             for place in bucket.places:
                 if place.name not in value:
-                    raise AlgorithmError(f"the state has no parameter {place.name!r}: it is of another model")
+                    raise AlgorithmError(
+                        f"the state has no parameter {place.name!r}: it is of another model, or of one in which that "
+                        "was frozen; freeze it before you wrap the optimizer"
+                    )
                 place.view(row).copy_(value[place.name])
             found.append(row)
         return found
