@@ -142,3 +142,20 @@ def test_such_an_optimizer_may_have_one_part() -> None:
         train(model, opt, range(6), 0)
         ends.append(held(model))
     assert same(*ends)
+
+
+def test_a_group_that_stands_still_does_not_say_how_the_rate_falls() -> None:
+    """The factor of adaptive consensus follows the rate of the step, also where the first group has none."""
+    model = normed()
+    first, *rest = model.parameters()
+    opt = torch.optim.SGD([{"params": [first], "lr": 0.0}, {"params": rest, "lr": 0.1}])
+    opt = dissensus.decentralize(opt, model, algorithm=algorithm("dsgd-ac", lr_max=0.1, p=1.0))
+    gammas = []
+    for rate in (0.1, 0.05):
+        opt.param_groups[1]["lr"] = rate
+        opt.zero_grad()
+        model(torch.ones(4, 5, dtype=torch.float64)).square().mean().backward()
+        opt.settle()
+        opt.step()
+        gammas.append(float(opt.notes["gamma"]))
+    assert gammas == [1.0, 0.5]

@@ -80,8 +80,9 @@ class Movement:
             place.parameter.grad = place.view(row) if mark else None
 
     def lr(self) -> float:
-        """The learning rate of the first param group, as the loop's scheduler has set it."""
-        return float(self.inner.param_groups[0].get("lr", 1.0))
+        """The learning rate of the first param group that does not stand still, as the loop's scheduler has set it."""
+        rates = [float(group.get("lr", 1.0)) for group in self.inner.param_groups]
+        return next(filter(None, rates), 0.0)
 
     def rate(self, k: int) -> float | Tensor:
         """The learning rate that a bucket moves with: a number, or a row where its parameters differ."""

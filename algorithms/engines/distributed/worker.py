@@ -239,7 +239,8 @@ class LoopWorker:
         for name in self.left:
             if name in named:
                 row = named[name].detach().reshape(1, -1)
-                found[name] = self.exchange.mean(self.t, row, there=not self.isolated).view(named[name].shape)
+                mean = self.exchange.mean(self.t, row, there=not self.isolated, between=True)
+                found[name] = mean.view(named[name].shape)
         for bucket, point, state in zip(self.buckets, self.points, self.states, strict=True):
             own = self.algorithm.deployed(point, state)
             mean = self.exchange.mean(self.t, own, there=not self.isolated, between=True)
