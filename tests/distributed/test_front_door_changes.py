@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from plain import Copies, decentralized, distance, held, momentum, net, same, squared, train
 from pool import Pool
-from swept import schedule_of
+from swept import WITH_CLOSURE, schedule_of
 from torch import Tensor, nn
 from variants import Branches, branched
 
@@ -304,9 +304,19 @@ def test_once_settled_they_may_be_and_the_neighbours_have_the_old_ones(processes
 
 def clamped_between(name: str, settle: bool, when: str = "before") -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
     """Weights are clamped before a forward or after it, under an algorithm that keeps a copy of its point."""
-    model = net()
+    model, closed = net(), name in WITH_CLOSURE
     opt = dissensus.decentralize(momentum(model), model, algorithm=name, topology="ring", timeout=30)
-    train(model, opt, range(5), dist.get_rank() if dist.is_initialized() else 0)
+    if not closed:
+        train(model, opt, range(5), dist.get_rank() if dist.is_initialized() else 0)
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = squared(model, 5, 0)
+        loss.backward()
+        return loss
+
+    for _ in range(2 if closed else 0):
+        opt.step(closure)
     before = held(model)
     opt.param_groups[0]["lr"] = 0.0  # the next step only mixes
     if settle:
@@ -321,10 +331,11 @@ def clamped_between(name: str, settle: bool, when: str = "before") -> tuple[str,
     if when == "before":
         clamp()
     try:
-        squared(model, 5, 0).backward()
+        if not closed:
+            closure()
         if when == "after":
             clamp()
-        opt.step()
+        opt.step(closure if closed else None)
     except AlgorithmError as error:
         return str(error), before, held(model)
     return "", before, held(model)
@@ -360,7 +371,7 @@ def test_where_nothing_is_under_way_a_change_counts_for_all(name: str, settle: b
             assert (value - torch.stack(three).mean(0)).abs().max() <= 1e-14
 
 
-@pytest.mark.parametrize("name", ["gradient-tracking", "qg-dsgdm", "choco-sgd"])
+@pytest.mark.parametrize("name", ["gradient-tracking", "qg-dsgdm", "choco-sgd", "sam", "avg-sam"])
 def test_alone_a_change_counts(name: str) -> None:
     told, before, after = clamped_between(name, settle=False)
     assert told == ""
