@@ -111,8 +111,8 @@ class Exchange:
     ) -> Tensor:
         """The mean over all workers, in every row, as a new tensor or, with one worker a process, in its place.
 
-        Where some may be isolated, those that are not `there` count for nothing. `between` two steps it is the loop
-        that asks, and not the algorithm: that matters to `Surviving`.
+        Where some may be isolated, those that are not `there` count for nothing; the mean of nobody is the own value.
+        `between` two steps it is the loop that asks, and not the algorithm: that matters to `Surviving`.
         """
         del between
         own = value if overwrite else value.clone()
@@ -122,7 +122,9 @@ class Exchange:
             total = total if there else torch.zeros_like(total)
             marks = torch.tensor([block if there else 0], device=value.device)
             self.wire.sums([total, marks], what="all-reduce", step=t)
-            count = max(1, int(marks))
+            count = int(marks)
+            if not count:
+                return own
         else:  # of whom it is the sum is known once it is there: somebody may be lost meanwhile
             count = block * self.wire.sums([total], what="all-reduce", step=t)
         return total.div_(count).expand_as(value)
