@@ -34,23 +34,23 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from dissensus.algorithms.engines import views
 from dissensus.algorithms.engines.distributed.before_forward import BeforeForward, take_over
 from dissensus.algorithms.engines.distributed.entering import comes_again
-from dissensus.algorithms.engines.distributed.fused import Fused, bucket_bytes, check_fused
+from dissensus.algorithms.engines.distributed.fused import Fused, check_fused
 from dissensus.algorithms.engines.distributed.handshake import agree, check_model, facts_of, together
 from dissensus.algorithms.engines.distributed.hosting import LoopHost
 from dissensus.algorithms.engines.distributed.peers import backend_of
 from dissensus.algorithms.engines.distributed.surviving import Surviving
 from dissensus.algorithms.engines.distributed.timeline import Timeline, write_trace
+from dissensus.algorithms.engines.distributed.trained import Trained
 from dissensus.algorithms.engines.distributed.wire import Wire
 from dissensus.algorithms.engines.distributed.worker import LoopWorker, OnNan
 from dissensus.algorithms.engines.fit import check_fit
@@ -63,7 +63,6 @@ from dissensus.theory.registry import topology as topology_by_name
 from dissensus.theory.topology import Topology
 
 OnFailure = Literal["stop", "continue"]
-_TRAINED = attrgetter("requires_grad")
 
 
 def decentralize(
@@ -177,8 +176,6 @@ class Decentralized(Unwatched):
         elif accumulate != 1:
             raise AlgorithmError(f"accumulate={accumulate} belongs to fused=True: without it one step() is one mixing")
         self._worker: LoopWorker | None = None
-        self._frozen: list[Tensor] = []
-        self._exchanged: list[Tensor] = []
         super().__init__(inner.param_groups, inner.defaults)  # the very same group dictionaries
         self.inner, self.algorithm, self.topology, self.wire, self.seed = inner, algorithm, topology, wire, seed
         self._share_with_inner()
@@ -195,10 +192,10 @@ class Decentralized(Unwatched):
             surviving=on_failure == "continue" and wire.size > 1,
         )
         self._fused = Fused(self._worker, accumulate) if fused else None
-        self._check_known()
+        self._trained = Trained(inner, model, self._worker, self._fused)
         take_over(model, self._retire)
-        self._adopt()
-        before = BeforeForward(self._before_forward) if self._worker.elsewhere else None
+        self._trained.lay_out()
+        before = BeforeForward(self._trained.before_forward) if self._worker.elsewhere else None
         self._hook = None if before is None else model.register_forward_pre_hook(before)
         for hold in filter(None, (self._fused and self._fused.detach, self._hook and self._hook.remove)):
             weakref.finalize(self, hold)
@@ -249,21 +246,16 @@ class Decentralized(Unwatched):
         """One step of the algorithm with the gradients that the loop has computed."""
         began, held, loss = time.perf_counter(), self.held, None
         if closure is not None:
-            if self._others_are_trained() and not held.is_ready:
-                self._adopt()
+            self._trained.before_closure()
             held.ready()
             with torch.enable_grad():
                 loss = closure()
         self._unscale()
         with torch.no_grad():
-            late = self._others_are_trained()
-            if late and not held.elsewhere and not held.is_ready:
-                held.ahead()
-                self._adopt()
-                late = False
+            late = self._trained.before_finish()
             held.finish(closure)
             if late:
-                self._adopt()
+                self._trained.lay_out()
             held.begin()
         if self._fused is not None:
             self._fused.release()
@@ -294,8 +286,8 @@ class Decentralized(Unwatched):
             return
         self.inner.add_param_group(param_group)
         self._share_with_inner()
-        self._check_known()
-        self._adopt()
+        self._trained.check()
+        self._trained.lay_out()
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, and beside it `dissensus`: the step, the algorithm's memory and the point it is at.
@@ -377,16 +369,6 @@ class Decentralized(Unwatched):
     def _share_with_inner(self) -> None:
         self.state, self.param_groups = self.inner.state, self.inner.param_groups
 
-    def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        """The parameters of the optimizer that are trained, by the model's names, in the order of the model."""
-        held = {id(p) for g in self.param_groups for p in g["params"] if p.requires_grad}
-        return [(name, p) for name, p in self._model.named_parameters() if id(p) in held]
-
-    def _check_known(self) -> None:
-        known = {id(p) for p in self._model.parameters()}
-        if not all(id(p) in known for g in self.param_groups for p in g["params"]):
-            raise AlgorithmError("the optimizer holds a parameter that is not the model's: wrap both of the same model")
-
     def _retire(self) -> None:
         """Another optimizer has the model from now on."""
         if self._hook is not None:
@@ -394,29 +376,6 @@ class Decentralized(Unwatched):
         if self._fused is not None:
             self._fused.detach()
         self.held.restart()
-
-    def _others_are_trained(self) -> bool:
-        """Whether something was frozen or thawed since the buckets were laid out."""
-        return any(map(_TRAINED, self._frozen)) or not all(map(_TRAINED, self._exchanged))
-
-    def _before_forward(self) -> None:
-        """The parameters go to where the gradient is taken, if they are not there yet.
-
-        A model that is frozen as a whole is used by somebody else meanwhile: nobody leaves.
-        """
-        if self._others_are_trained() and self._trained() and not self.held.is_ready:
-            self._adopt()
-        self.held.ready()
-
-    def _adopt(self) -> None:
-        """Lays out what is trained."""
-        named = self._trained()
-        self._frozen = [p for g in self.param_groups for p in g["params"] if not p.requires_grad]
-        self._exchanged = [p for _, p in named]
-        with torch.no_grad():
-            self.held.adopt(named if self._fused is None else named[::-1], self._fused and bucket_bytes(named))
-        if self._fused is not None:
-            self._fused.attach()
 
     def _unscale(self) -> None:
         """What a scaler left to do: gradients in their true size, or none of them where it found an overflow."""

@@ -24,6 +24,7 @@ from dissensus.algorithms.engines.distributed.isolation import Isolation
 from dissensus.algorithms.engines.distributed.moving import GRADIENT, LoopLocal, Movement
 from dissensus.algorithms.engines.distributed.surviving import Surviving
 from dissensus.algorithms.engines.distributed.wire import Wire
+from dissensus.algorithms.engines.distributed.worker_state import check_state, put_back, state_of
 from dissensus.algorithms.errors import AlgorithmError
 from dissensus.algorithms.protocol import Algorithm
 from dissensus.algorithms.registry import reformed
@@ -255,43 +256,17 @@ class LoopWorker:
         return {q for q, isolated in zip(whose, marks.tolist(), strict=True) if isolated}
 
     def save(self) -> dict[str, Any]:
-        """The step, the algorithm's memory by parameter, and the point where it is not what the parameters hold."""
-        fields = getattr(self.states[0], "_fields", ()) if self.states else ()
-        columns = zip(*self.states, strict=True)
-        state = {field: self._by_name(values) for field, values in zip(fields, columns, strict=True)}
-        saved = {"algorithm": self.algorithm.name, "t": self.t, "size": self.wire.size, "worker": self.wire.rank}
-        return {
-            **saved,
-            "seed": self.seed,
-            "isolated": None if self.isolation is None else self.isolation.since,
-            "state": state,
-            "point": {} if self.in_place else self._by_name(self.points),
-            "left": list(self.left),
-        }
+        """What it remembers, by the names of the model."""
+        return state_of(self)
 
     def load(self, saved: Any) -> None:
         """Goes on from what was saved, however the parameters are laid out."""
-        if saved["algorithm"] != self.algorithm.name:
-            raise AlgorithmError(f"the state is of algorithm {saved['algorithm']!r}, not {self.algorithm.name!r}")
-        for what, own in (("size", self.wire.size), ("worker", self.wire.rank)):
-            if saved[what] != own:
-                raise AlgorithmError(f"the state is of {what} {saved[what]}, but this process is of {what} {own}")
-        since = saved.get("isolated")
-        if since is not None and self.isolation is None:
-            raise AlgorithmError(
-                f"worker {self.wire.rank} was isolated at step {since}, and would be mixed in again: go on with "
-                "on_nan='isolate'"
-            )
+        check_state(self, saved)
         self.restart()
-        if self.isolation is not None:
-            self.isolation.since = since
-        kinds = [type(state) for state in self.states]
-        fields = {field: self._by_bucket(value) for field, value in saved["state"].items()}
-        self.states = [kind(**{f: values[k] for f, values in fields.items()}) for k, kind in enumerate(kinds)]
-        if not self.in_place:
-            self.points = self._by_bucket(saved["point"])
-        self.seed, self.left = saved["seed"], list(saved.get("left", ()))
-        self._at(saved["t"])
+        put_back(self, saved)
+        self.t = saved["t"]
+        for conversation in self.conversations:
+            conversation.t = self.t
 
     # ---- conversation.Host
 
@@ -396,32 +371,3 @@ class LoopWorker:
             if point is not bucket.flat:
                 bucket.flat.copy_(self.algorithm.deployed(point, state))
         return False
-
-    def _at(self, t: int) -> None:
-        self.t = t
-        for conversation in self.conversations:
-            conversation.t = t
-
-    def _by_name(self, rows: Sequence[Tensor]) -> Any:
-        """Rows of all buckets by parameter, or what all buckets share."""
-        if any(row.shape != bucket.flat.shape for row, bucket in zip(rows, self.buckets, strict=True)):
-            return rows[0].clone()
-        pairs = zip(self.buckets, rows, strict=True)
-        return {place.name: place.view(row).clone() for bucket, row in pairs for place in bucket.places}
-
-    def _by_bucket(self, value: Any) -> list[Tensor]:
-        """The opposite."""
-        if isinstance(value, Tensor):
-            return [value.to(bucket.flat.device).clone() for bucket in self.buckets]
-        found = []
-        for bucket in self.buckets:
-            row = torch.empty_like(bucket.flat)
-            for place in bucket.places:
-                if place.name not in value:
-                    raise AlgorithmError(
-                        f"the state has no parameter {place.name!r}: it is of another model, or of one in which that "
-                        "was frozen; freeze it before you wrap the optimizer"
-                    )
-                place.view(row).copy_(value[place.name])
-            found.append(row)
-        return found
