@@ -23,6 +23,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
+from dissensus.algorithms.engines.distributed.entering import of_this_start, started_here
 from dissensus.algorithms.engines.distributed.handshake import together
 from dissensus.algorithms.engines.distributed.timeline import Timeline
 from dissensus.algorithms.engines.distributed.wire import Wire
@@ -157,14 +158,12 @@ def _meeting() -> dict[str, Any]:
     said = os.environ
     if launched():
         return {"init_method": f"file://{said[STORE]}"}
-    here = said.get("LOCAL_WORLD_SIZE") == said["WORLD_SIZE"]  # machines may count restarts differently
-    if not (started_again() and here and said.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
+    if not (started_again() and started_here()):
         return {}
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
-    # torchrun keeps its store when it starts everybody again, and in it the addresses of those that are gone
-    store = TCPStore(said["MASTER_ADDR"], int(said["MASTER_PORT"]), is_master=False)
-    return {"store": PrefixStore(f"dissensus/{said['TORCHELASTIC_RESTART_COUNT']}", store)}
+    # in torchrun's store, which outlives those that are gone, are their addresses
+    return {"store": of_this_start(TCPStore(said["MASTER_ADDR"], int(said["MASTER_PORT"]), is_master=False))}
 
 
 def end(code: int) -> NoReturn:

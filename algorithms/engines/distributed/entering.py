@@ -62,8 +62,9 @@ def init_process_group(backend: str = "gloo", *, timeout: float | None = None) -
     limit = timedelta(seconds=MEETS_WITHIN if timeout is None else timeout)
     store, number, size = next(iter(rendezvous("env://", timeout=limit)))
     store.set_timeout(limit)
-    store = _of_this_start(store)
-    times = 1 if _started_elsewhere() else store.add(f"dissensus/entered/{number}", 1)
+    store = of_this_start(store)
+    elsewhere = _by_torchrun() and not started_here()
+    times = 1 if elsewhere else store.add(f"dissensus/entered/{number}", 1)
     _entered = _Entered(store, number, size, again=times > 1)
     options: dict[str, Any] = {"backend": backend, "rank": number, "world_size": size}
     if timeout is not None:
@@ -103,16 +104,14 @@ def comes_again() -> Again | None:
     return Again(_entered.number, _entered.size, secret, places, in_pieces)
 
 
-def _of_this_start(store: Any) -> Any:
+def started_here() -> bool:
+    """Whether torchrun has started all processes, and on this machine: several may count restarts differently."""
+    return _by_torchrun() and os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+
+
+def of_this_start(store: Any) -> Any:
     """The part of a store that is of this start of all processes: torchrun keeps it when it starts them again."""
-    if not _by_torchrun() or _started_elsewhere():
-        return store
-    return _prefixed(f"dissensus/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-
-
-def _started_elsewhere() -> bool:
-    """Whether torchrun has started some on other machines, which may count restarts differently."""
-    return _by_torchrun() and os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
+    return _prefixed(f"dissensus/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store) if started_here() else store
 
 
 def _by_torchrun() -> bool:
